@@ -11,7 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import check_cv, cross_val_predict
-from sklearn.utils import check_array, check_consistent_length, column_or_1d, get_tags, indexable
+from sklearn.utils import (
+    check_array,
+    check_consistent_length,
+    column_or_1d,
+    estimator_html_repr,
+    get_tags,
+    indexable,
+)
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     check_is_fitted,
@@ -21,6 +28,7 @@ from sklearn.utils.validation import (
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
 from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
+from boxcal.calibrators.evaluation.html_report import fit_fragment
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.operator.constants import check_entries, check_sums
@@ -30,7 +38,21 @@ if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrator
 
 
-class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
+class _ShowsItsFit(BaseEstimator):  # type: ignore[misc]
+    """Adds what the fit found to scikit-learn's diagram of an estimator in notebooks."""
+
+    def _repr_html_(self) -> str:
+        result: FitResult | None = getattr(self, "result_", None)
+        return f"{estimator_html_repr(self)}{fit_fragment(result) if result else ''}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        if "text/html" in bundle:  # not where scikit-learn is set to show texts
+            bundle["text/html"] = self._repr_html_()
+        return bundle
+
+
+class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scikit-learn has no types
     """Calibrate logits or probabilities; the last step of a `Pipeline` whose step before returns them.
 
     Parameters
@@ -228,7 +250,7 @@ class BoxCalibrator(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         return lower, upper
 
 
-class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
+class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit):  # type: ignore[misc]
     """Calibrate a classifier by cross-validation; it stands in the place of `CalibratedClassifierCV`.
 
     As with `CalibratedClassifierCV(ensemble=False)`, each sample is scored by a copy of the estimator that

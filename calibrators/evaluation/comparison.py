@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     fit_set,
 )
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
+from boxcal.calibrators.evaluation.html_report import table
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 
@@ -148,6 +150,26 @@ class MethodComparison:
             ],
             "left_out": self.left_out,
         }
+
+    def _repr_html_(self) -> str:
+        """Return the table of `markdown` for a notebook."""
+        rows = [
+            [
+                f"<code>{escape(row.method)}</code>",
+                *(
+                    f"{_bold(value_text(name, score), is_best(self, name, score))} {mark(score)}"
+                    for name, score in row.scores.items()
+                ),
+                str(row.changed_labels),
+                f"{row.seconds:.1f}",
+            ]
+            for row in self.rows
+        ]
+        head = ["method", *(TITLES[name] for name in METRICS), "changed labels", "fits, s"]
+        left = "".join(
+            f"<p><code>{escape(name)}</code>: {escape(why)}</p>" for name, why in self.left_out.items()
+        )
+        return f"<div>{table(head, rows)}<p>{escape(LEGEND)}</p>{left}</div>"
 
 
 def base_of(method: str) -> str:
@@ -324,6 +346,10 @@ LEGEND = (
     f" base method; `{CLEAR}`: the paired 95 % interval does not contain 0; bold: the best of its column."
 )
 _IN_PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}
+
+
+def _bold(text: str, best: bool) -> str:
+    return f"<strong>{text}</strong>" if best else text
 
 
 def mark(score: MetricScore) -> str:

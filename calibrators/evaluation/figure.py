@@ -1,7 +1,7 @@
 """Draws the data of `reliability.py` with the object interface of matplotlib.
 
-It does not use pyplot, and no figure stays in memory. Threads can draw concurrently; only the serialisation
-is locked, because its settings are global in matplotlib.
+Only `plot_reliability` without axes uses pyplot; no other figure stays in memory. Threads can draw
+concurrently; only the serialisation is locked, because its settings are global in matplotlib.
 """
 
 from __future__ import annotations
@@ -67,6 +67,18 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     if marks:
         add_legend(figure, marks)
     return render(figure, form)
+
+
+def plot_reliability(data: dict[str, Any], axes: Axes | None, title: str) -> Axes:
+    """Draw one reliability diagram, without its histogram, in the axes given or in new ones of pyplot."""
+    if axes is None:
+        import matplotlib.pyplot as plt  # noqa: PLC0415 - selects a backend
+
+        axes = plt.subplots()[1]
+    draw_diagram(axes, data)
+    axes.tick_params(labelbottom=True)
+    axes.set(title=title, xlabel="confidence", ylabel="accuracy")
+    return axes
 
 
 def draw_curve(axes: Axes, curve: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A calibrator's report as one HTML page, without scripts and without anything that must be fetched."""
+"""Reports, comparisons and fits as HTML, without scripts and without anything that must be fetched."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from boxcal.calibrators.evaluation.verdict import sentence
+
+if TYPE_CHECKING:
+    from boxcal.calibrators.fitting import FitResult
 
 NAMES = {
     "nll": "NLL, nats",
@@ -52,28 +55,59 @@ def html_report(
     HTML with all text escaped. It needs no more than the content security policy `default-src 'none';
     style-src 'unsafe-inline'; img-src data:`.
     """
-    image = base64.b64encode(diagram).decode("ascii")
-    choice = (report.get("fit") or {}).get("choice") or {}
-    warnings = report.get("warnings") or ()
-    serious = [one for one in warnings if one.get("severity") == "serious"]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        *_warnings("Correct the data", serious),
-        *_verdict(report, choice, decision),
-        f'<p class="faint">{_summary(report, choice)}</p>',
-        *_warnings("Warnings", [one for one in warnings if one not in serious]),
-        "<h2>Reliability</h2>",
-        f'<img alt="Reliability before and after calibration" src="data:image/svg+xml;base64,{image}">',
-        *_metrics(report),
-        *_changes(report),
-        *_candidates(choice.get("candidates") or ()),
-    ]
+    parts = _parts(report, diagram, title, decision)
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
     body = "\n".join(parts)
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+
+def report_fragment(report: Mapping[str, Any], diagram: bytes | None) -> str:
+    """Write a report as a part of a page, such as the output of a notebook's cell, in the style of that page.
+
+    Without a diagram, its place stays empty.
+    """
+    return f"<div>{chr(10).join(_parts(report, diagram, 'Calibration report', ''))}</div>"
+
+
+def fit_fragment(result: FitResult) -> str:
+    """Write what a fit found as a part of a page."""
+    before, after = result.certificate.uncalibrated_nll, result.nll
+    serious = [warning.to_dict() for warning in result.warnings if warning.severity == "serious"]
+    parts = [
+        f"<p>Fitted <code>{escape(result.method)}</code>: NLL {before:.4f} without calibration,"
+        f" {after:.4f} with it, on the data of the fit.</p>",
+        *([f"<p>{_prose(why)}</p>"] if (why := result.choice.get("why")) else ()),
+        *_warnings("Correct the data", serious),
+        *_warnings("Warnings", [one.to_dict() for one in result.warnings if one.severity != "serious"]),
+    ]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _parts(report: Mapping[str, Any], diagram: bytes | None, title: str, decision: str) -> list[str]:
+    choice = (report.get("fit") or {}).get("choice") or {}
+    warnings = report.get("warnings") or ()
+    serious = [one for one in warnings if one.get("severity") == "serious"]
+    return [
+        f"<h1>{escape(title)}</h1>",
+        *_warnings("Correct the data", serious),
+        *_verdict(report, choice, decision),
+        f'<p class="faint">{_summary(report, choice)}</p>',
+        *_warnings("Warnings", [one for one in warnings if one not in serious]),
+        *_reliability(diagram),
+        *_metrics(report),
+        *_changes(report),
+        *_candidates(choice.get("candidates") or ()),
+    ]
+
+
+def _reliability(diagram: bytes | None) -> Iterable[str]:
+    if diagram is not None:
+        image = base64.b64encode(diagram).decode("ascii")
+        yield "<h2>Reliability</h2>"
+        yield f'<img alt="Reliability before and after calibration" src="data:image/svg+xml;base64,{image}">'
 
 
 def _summary(report: Mapping[str, Any], choice: Mapping[str, Any]) -> str:
@@ -121,7 +155,7 @@ def _metrics(report: Mapping[str, Any]) -> Iterable[str]:
             kind = "higher"
         cells = [escape(NAMES.get(name, name)), _interval(values["before"]), _interval(values["after"])]
         rows.append([*cells, f'<span class="{kind}">{_interval(change, sign="+")}</span>'])
-    yield _table(["Metric", "Before", "After", "Difference"], rows)
+    yield table(["Metric", "Before", "After", "Difference"], rows)
 
 
 def _changes(report: Mapping[str, Any]) -> Iterable[str]:
@@ -149,7 +183,7 @@ def _candidates(candidates: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     columns = list(dict.fromkeys(name for candidate in candidates for name in candidate))
     yield "<h2>Candidates</h2>"
     rows = [[_cell(candidate.get(name)) for name in columns] for candidate in candidates]
-    yield _table([name.replace("_", " ") for name in columns], rows)
+    yield table([name.replace("_", " ") for name in columns], rows)
 
 
 def _prose(text: object) -> str:
@@ -172,7 +206,7 @@ def _interval(values: Mapping[str, Any], sign: str = "") -> str:
     return f'{text} <span class="faint">[{values["low"]:{sign}.4f}, {values["high"]:{sign}.4f}]</span>'
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out cells that are escaped already under a head that is not."""
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)

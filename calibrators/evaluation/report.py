@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
@@ -27,12 +27,16 @@ from boxcal.calibrators.evaluation.crossfit import (
     share_of,
 )
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge, verdict
+from boxcal.calibrators.evaluation.html_report import report_fragment
 from boxcal.calibrators.evaluation.outcomes import ProbabilityRows, Tell, outcomes, softmax_rows
-from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data
+from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data, reliability_svg
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.method import BOUND_MAPS
 from boxcal.calibrators.row_statistics import Sketch
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NO_BIAS: Mapping[str, float] = {}
 _FITTED, _JUDGED, _CHECKED = 0.4, 0.9, 0.93  # the fraction done after each step
@@ -144,6 +148,37 @@ class Report:
             "sketch": self.sketch.to_dict(),
             "smooth_calibration_bound": self.smooth_bound.to_dict() if self.smooth_bound else None,
         }
+
+    def plot(self, ax: Axes | None = None, *, when: Literal["before", "after"] = "after") -> Axes:
+        """Draw the reliability diagram before or after calibration, and return its axes.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Where to draw; new axes of pyplot by default.
+        when : {"before", "after"}
+            Of the logits' softmax, or of the calibrated probabilities.
+
+        Raises
+        ------
+        ImportError
+            matplotlib is not installed.
+        """
+        try:
+            from boxcal.calibrators.evaluation.figure import plot_reliability  # noqa: PLC0415 - matplotlib
+        except ModuleNotFoundError as error:
+            raise ImportError(f"plot needs the package {error.name}: pip install {error.name}") from error
+        title = "Before: softmax" if when == "before" else f"After: {self.method}"
+        return plot_reliability(self.reliability[when], ax, title)
+
+    def _repr_html_(self) -> str:
+        """Return the report for a notebook; without matplotlib it has no diagram."""
+        document = self.to_dict()
+        try:
+            diagram = reliability_svg(document)
+        except ModuleNotFoundError:
+            return report_fragment(document, None)
+        return report_fragment(document, diagram)
 
 
 def cross_fitted_report(
