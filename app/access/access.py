@@ -11,6 +11,7 @@ import asyncio
 import base64
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -116,6 +117,10 @@ class LoadedKey:
         self.limiter = limiter
 
 
+GUESS_SECONDS, MOST_ADDRESSES = 60.0, 10_000
+FREE_GUESSES, WAIT_STEP, LONGEST_WAIT = 5, 0.05, 2.0
+
+
 class Access:
     """The keys in memory, and what they permit; used by the event loop, except `load`.
 
@@ -128,6 +133,8 @@ class Access:
         self._keys: dict[bytes, LoadedKey] = {}
         self._used: set[str] = set()
         self._is_open_to_others = is_open_to_others
+        self._guesses: Counter[str] = Counter()
+        self._guesses_since = time.monotonic()
         self.is_required = is_open_to_others
         try:
             self.load()
@@ -167,6 +174,20 @@ class Access:
             key.limiter.enter()
         self._used.add(key.record.id)
         return key
+
+    def guessed(self, address: str) -> float:
+        """Note a wrong key from an address, which is logged once a minute; return how long its answer waits.
+
+        The sixth of a minute waits 50 ms, and each later one 50 ms more, up to two seconds: a program that
+        tries keys learns little, and who mistypes one waits for nothing.
+        """
+        now = time.monotonic()
+        if now - self._guesses_since >= GUESS_SECONDS or len(self._guesses) >= MOST_ADDRESSES:
+            self._guesses, self._guesses_since = Counter(), now
+        self._guesses[address] += 1
+        if self._guesses[address] == 1:
+            logger.warning("An API key from %s is not valid; more within a minute are counted.", address)
+        return min(LONGEST_WAIT, max(0, self._guesses[address] - FREE_GUESSES) * WAIT_STEP)
 
     def load(self) -> None:
         """Read the keys from the registry; blocks."""

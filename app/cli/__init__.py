@@ -11,8 +11,9 @@ import sys
 def main() -> None:
     """Run the command line; an expected error ends it with a message of one line and an exit code."""
     if sys.argv[1:2] == ["serve"]:
-        from boxcal.app.cli.quick_start import set_up_allocator
+        from boxcal.app.cli.quick_start import hold_hangup, set_up_allocator
 
+        hold_hangup()
         set_up_allocator()  # starts the process anew, so before anything that takes long to import
     from boxcal.app.cli.commands import main as run
 

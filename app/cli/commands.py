@@ -120,9 +120,10 @@ def serve(ctx: typer.Context, *, config: options.Config = None) -> None:
 
         supervise(settings)
         return
-    from boxcal.app.cli.quick_start import prepare
+    from boxcal.app.cli.quick_start import prepare, release_hangup
 
     prepare()
+    release_hangup()
     from boxcal.app.server import serve as run
 
     run(settings)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
     Advance,
+    escape,
     messages,
     naming,
     plain_table,

@@ -10,10 +10,9 @@ from typing import Any
 
 import sqlalchemy
 import typer
-from rich.markup import escape
 
 from boxcal.app.cli.offline import bounds_of
-from boxcal.app.cli.output import CannotStart, UsageError, screen, write_json
+from boxcal.app.cli.output import CannotStart, UsageError, escape, screen, write_json
 from boxcal.app.cli.preflight import check_port
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.markup import escape
 from rich.table import Table
 
 from boxcal.app.cli.output import (
     UsageError,
+    escape,
     messages,
     naming,
     plain_table,

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
     UsageError,
+    escape,
     messages,
     naming,
     plain_table,

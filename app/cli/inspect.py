@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from boxcal.app.cli.options import Json
-from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 
 SHOWN_LABELS = 8
 

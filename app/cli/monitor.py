@@ -12,9 +12,17 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from rich.markup import escape
 
-from boxcal.app.cli.output import UsageError, messages, naming, plain_table, progress_bar, screen, write_json
+from boxcal.app.cli.output import (
+    UsageError,
+    escape,
+    messages,
+    naming,
+    plain_table,
+    progress_bar,
+    screen,
+    write_json,
+)
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of
 from boxcal.app.monitoring.records import NONE, entries

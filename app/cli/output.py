@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typer.exceptions import TyperException
@@ -24,10 +24,18 @@ Advance = Callable[[float, str], None]
 """Takes a fraction from 0 to 1 and the name of the present stage."""
 
 
+def escape(text: str) -> str:
+    """Show a text as it is: neither markup in it nor what a terminal would obey has an effect."""
+    return markup.escape(
+        "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+    )
+
+
 def write_json(document: Any) -> None:
     """Write the one document of a `--json` run."""
-    json.dump(document, sys.stdout, ensure_ascii=False, allow_nan=False)
-    sys.stdout.write("\n")
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    # JSON lets the control characters above 127 pass, which terminals obey.
+    sys.stdout.write("".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text) + "\n")
 
 
 @contextmanager

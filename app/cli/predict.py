@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from boxcal.app.cli.options import CalibratorName, Json, Url
-from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 
 if TYPE_CHECKING:
     from boxcal.app.client import Answer

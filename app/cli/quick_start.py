@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 
 TUNABLES = "GLIBC_TUNABLES"
@@ -29,6 +30,20 @@ def set_up_allocator() -> None:
     if sys.platform == "linux" and TUNABLES not in os.environ:
         os.environ[TUNABLES] = SETTINGS
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - this very command
+
+
+def hold_hangup() -> None:
+    """Hold back SIGHUP until the process can answer it: it replaces the processes of a service with several.
+
+    Before, it would end the service. What arrives meanwhile takes effect at its release.
+    """
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def release_hangup() -> None:
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def prepare() -> None:

@@ -16,10 +16,9 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
-from rich.markup import escape
 from typer.core import TyperCommand
 
-from boxcal.app.cli.output import UsageError
+from boxcal.app.cli.output import UsageError, escape
 from boxcal.app.settings.config_file import VARIABLE, ConfigFileError
 
 if TYPE_CHECKING:

@@ -168,6 +168,9 @@ class KeyCheck(Protocol):
     def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> Any:
         """Return the key of a request that may pass, or raise the problem that refuses it."""
 
+    def guessed(self, address: str) -> float:
+        """Note a wrong key, and return how long its answer waits."""
+
 
 class Requirements:
     """What each request requires, by the route that will answer it."""

@@ -6,6 +6,7 @@ Decompresses the body of a request with a `Content-Encoding` (RFC 9110) as the a
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 import zlib
@@ -14,7 +15,7 @@ from http import HTTPStatus
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,7 @@ from boxcal.app.http.dependencies import (
     DirectRequest,
     KeyCheck,
     Requirements,
+    address_of,
 )
 from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
@@ -102,6 +104,7 @@ class Decompression:
 
 logger = logging.getLogger("boxcal")
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
 
@@ -272,11 +275,16 @@ class RequestMiddleware:
             error = error.__cause__  # raised while FastAPI read the body
         if isinstance(error, RecursionError):  # nothing calls itself but what reads or quotes a document
             error = MalformedBody("The document is nested too deeply.")
+        if isinstance(error, OSError) and error.errno in FULL:  # parts of a form are kept in files
+            error = errors.StorageFull(f"No space left for the body: {error.strerror}. Try again later.")
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
             logger.error("%s %s failed", scope["method"], _path(scope), exc_info=error)
         elif isinstance(error, errors.BoxcalError) and error.kind in errors.DEFECTS:
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
         problem = as_problem(self._explained(error, scope))
+        if problem.kind is errors.InvalidApiKey:
+            access: KeyCheck = scope["state"]["boxcal"].access
+            await asyncio.sleep(access.guessed(address_of(Request(scope))))
         by_client = problem.kind is errors.DeadlineExceeded and CLIENT_TIMEOUT in scope
         telemetry: Telemetry = scope.get(TELEMETRY, self._telemetry)
         telemetry.rejected("client-timeout" if by_client else problem.type)
@@ -362,6 +370,8 @@ def read_head(scope: Scope) -> tuple[int, bytes, bytes, bytes, bytes]:
             site = value
     if hosts != 1 and scope["http_version"] == "1.1":
         raise errors.BadRequest(f"The request has {hosts} Host headers; HTTP/1.1 requires exactly one.")
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        raise errors.BadRequest("The path or the query string has a NUL character.")
     return size, encoding, host, origin, site
 
 

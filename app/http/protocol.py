@@ -69,6 +69,15 @@ TOO_MANY = (
     b'{"type":"urn:boxcal:problem:unavailable","title":"Service unavailable","status":503,'
     b'"detail":"There are too many open connections; retry in 2 seconds."}'
 )
+FREE_CHUNKS, LEAST_CHUNK = 4096, 256
+"""After so many chunks of a chunked body, a chunk has at least so many bytes on average: each takes the event
+loop as long as 100 kB of a large one."""
+TOO_SMALL = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/problem+json\r\n"
+    b"content-length: 149\r\n\r\n"
+    b'{"type":"urn:boxcal:problem:malformed-body","title":"Malformed body","status":400,'
+    b'"detail":"The chunks are too small: 256 bytes on average or more."}'
+)
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 DISCONNECTION = "boxcal.disconnection"
 """An extension of ASGI, with the member `watch`: see `LimitedProtocol.watch`."""
@@ -88,7 +97,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **named)
         self._chunk = self._head_bytes = 0
         self._head_since: float | None = None
-        self._received = 0
+        self._received = self._chunks = self._head_end = 0
         self._checkpoint = (time.monotonic(), 0)
         self._unread_since: float | None = None
         self._when_lost: Callable[[], object] | None = None
@@ -142,6 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_since = None
         self._head_bytes = 0
         self._checkpoint = (time.monotonic(), self._received)
+        self._chunks, self._head_end = 0, self._received
         if known > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise ValueError("the headers are too large")  # ends the parser, and with it `data_received`
@@ -154,6 +164,13 @@ class LimitedProtocol(HttpToolsProtocol):
             cycle.keep_alive = False
         if cycle is not None and cycle.scope is self.scope and cycle.scope["method"] != "HEAD":
             cycle.transport = cast("asyncio.Transport", BufferedHeaderTransport(cycle.transport))
+
+    def on_chunk_header(self) -> None:
+        """Refuse a body of many small chunks."""
+        self._chunks += 1
+        if self._chunks > FREE_CHUNKS and self._received - self._head_end < LEAST_CHUNK * self._chunks:
+            self._refuse(TOO_SMALL)
+            raise ValueError("the chunks are too small")
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of a body, uncopied, until the application receives it."""

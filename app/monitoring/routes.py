@@ -195,6 +195,8 @@ async def acknowledge(
 ) -> MonitorState:
     """Acknowledge the alarms: the test begins anew, and a proposal is declined."""
     note = None if request is None else request.note
+    if note is not None and "\0" in note:
+        raise InvalidParameter("note has a NUL character.")
     await registry.run(monitor.acknowledge, note)
     monitor.publish()
     return MonitorState.model_validate(await registry.run(monitor.current))

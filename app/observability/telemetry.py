@@ -149,6 +149,12 @@ REJECTIONS = (
     "image-too-large",
     "request-too-large",
     "backbone-failed",
+    "api-key-required",
+    "invalid-api-key",
+    "api-key-expired",
+    "insufficient-scope",
+    "rate-limited",
+    "concurrency-limited",
 )
 FEEDBACK_RESULTS = (
     "predictions",

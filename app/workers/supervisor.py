@@ -235,6 +235,7 @@ def supervise(settings: Settings) -> None:
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: setattr(supervisor, "must_stop", True))
     signal.signal(signal.SIGHUP, lambda *_: setattr(supervisor, "must_replace", True))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     logger.info("%d processes serve %s", settings.workers, listener.getsockname())
     try:
         while supervisor.tick():

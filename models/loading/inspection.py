@@ -5,13 +5,16 @@ What a model that is loaded by its name reads and returns: `boxcal inspect` show
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import OpenBackbone
@@ -28,6 +31,7 @@ IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 GREY = {"mean": [0.5], "std": [0.5]}
 FEW_LABELS = 50
 TRIAL_SIDE = 224
+TRIAL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ def inspect_model(path: Path) -> Inspection:
     declaration: dict[str, Any] = {}
     try:
         batch = _trial(entries, file, path, declaration, notes)
-        outputs = session.run(None, batch)
+        with _time_limit() as options:
+            outputs = session.run(None, batch, options)
     except BackboneError as error:
         notes.append(str(error))
         outputs = None
@@ -74,6 +79,18 @@ def inspect_model(path: Path) -> Inspection:
         declaration,
         tuple(notes),
     )
+
+
+@contextmanager
+def _time_limit() -> Iterator[Any]:
+    """Give options of a run that ends, with an error, after `TRIAL_SECONDS`: a model may loop for ever."""
+    options = onnxruntime.RunOptions()
+    timer = threading.Timer(TRIAL_SECONDS, setattr, (options, "terminate", True))
+    timer.start()
+    try:
+        yield options
+    finally:
+        timer.cancel()
 
 
 def _trial(

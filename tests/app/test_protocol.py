@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import Iterator
 
@@ -141,3 +142,20 @@ def test_a_response_of_several_pieces_is_sent_whole(line: socket.socket) -> None
     assert read_until(line, b"two").endswith(b"\r\n\r\none, two")
     line.sendall(ask("/pieces", "HEAD"))
     assert read_until(line, b"\r\n\r\n").startswith(HEAD)
+
+
+def test_a_body_of_many_small_chunks_is_refused_while_it_is_sent(line: socket.socket) -> None:
+    line.sendall(ask("/echo-all", "POST", "transfer-encoding: chunked\r\n") + b"1\r\na\r\n" * 4096)
+    line.sendall(b"1\r\na\r\n")
+    answer = line.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d" % len(body) in head
+    assert "256 bytes on average" in json.loads(body)["detail"]
+
+
+@pytest.mark.parametrize(("chunks", "size"), [(4095, 1), (6000, 256)])
+def test_a_body_of_few_or_larger_chunks_is_read(line: socket.socket, chunks: int, size: int) -> None:
+    line.sendall(ask("/echo-all", "POST", "transfer-encoding: chunked\r\n"))
+    line.sendall(b"%x\r\n%s\r\n" % (size, b"a" * size) * chunks + b"0\r\n\r\n")
+    assert read_until(line, b"a" * chunks * size).startswith(HEAD)

@@ -19,6 +19,7 @@ from boxcal.app.http.problems import (
     DEFECTS,
     BoxcalError,
     DeadlineExceeded,
+    InvalidApiKey,
     InvalidParameter,
     MalformedBody,
 )
@@ -164,6 +165,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         except BoxcalError as error:
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
+            if error.kind is InvalidApiKey:
+                await asyncio.sleep(self._access.guessed(client))
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):

@@ -58,6 +58,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     own_id = keys["admin"].split("_")[1]
     keys["wrong"] = written(own_id, "A" * 43)
     keys["none"] = ""
-    with running(data_dir) as service:
+    with running(data_dir) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("boxcal.app.access.access.LONGEST_WAIT", 0.0)  # the tests send wrong keys all the time
         yield Guarded(service, store, keys)
     store.close()

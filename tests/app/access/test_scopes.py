@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -140,3 +141,35 @@ def test_the_document_declares_what_each_route_requires(guarded: Guarded) -> Non
                 None if requirement is Level.OPEN else requirement.value
             )
             assert ("401" in operation["responses"]) == (requirement is not Level.OPEN)
+
+
+def test_wrong_keys_are_logged_once_a_minute_counted_and_answered_ever_later(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = guarded.service.state.access
+    monkeypatch.setattr(access, "_guesses", Counter())
+    with httpx.Client(base_url=guarded.url) as http:
+        metric = 'boxcal_rejected_total{reason="invalid-api-key"} '
+
+        def counted() -> float:
+            text = http.get("/metrics", headers=guarded.headers("read")).text
+            return float(text.partition(metric)[2].split()[0])
+
+        before = counted()
+        for _ in range(3):
+            assert http.get("/version", headers=guarded.headers("wrong")).status_code == 401
+        assert counted() - before == 3
+    assert [r.getMessage() for r in caplog.records if "API key" in r.getMessage()] == [
+        "An API key from 127.0.0.1 is not valid; more within a minute are counted."
+    ]
+    monkeypatch.setattr("boxcal.app.access.access.LONGEST_WAIT", 2.0)
+    waits = [access.guessed("10.0.0.7") for _ in range(60)]
+    assert waits[:7] == [0, 0, 0, 0, 0, 0.05, 0.1]
+    assert waits[-1] == 2.0
+
+
+@pytest.mark.parametrize("path", ["/fits/a%00b", "/calibrators?before_version=%00"])
+def test_a_null_character_in_an_address_is_refused(guarded: Guarded, path: str) -> None:
+    answer = httpx.get(f"{guarded.url}{path}", headers=guarded.headers("read"))
+    assert answer.status_code == 400
+    assert "NUL" in answer.json()["detail"]

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from boxcal.app.cli.inspect import inspect
-from boxcal.app.cli.output import UsageError
+from boxcal.app.cli.output import UsageError, escape, write_json
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import write_onnx
@@ -128,3 +128,41 @@ def test_a_folder_of_transformers_is_described(tmp_path: Path, capsys: pytest.Ca
     shown = json.loads(capsys.readouterr().out)
     assert (shown["inputs"], shown["members"]) == ("texts", ["text", "tokens"])
     assert (shown["labels"], shown["output_shape"]) == (["cat", "dog", "emu"], [2, 3])
+
+
+def test_a_model_that_loops_for_ever_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body of the loop says itself that it goes on."""
+
+    def scalar(name: str, kind: int) -> Any:
+        return helper.make_tensor_value_info(name, kind, [])
+
+    body = helper.make_graph(
+        [helper.make_node("Identity", [name], [f"{name}2"]) for name in ("on", "x")],
+        "body",
+        [scalar("n", TensorProto.INT64), scalar("on", TensorProto.BOOL), scalar("x", TensorProto.FLOAT)],
+        [scalar("on2", TensorProto.BOOL), scalar("x2", TensorProto.FLOAT)],
+    )
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceSum", ["rows"], ["sum"], keepdims=0),
+            helper.make_node("Loop", ["", "true", "sum"], ["last"], body=body),
+            helper.make_node("Add", ["rows", "last"], ["scores"]),
+        ],
+        "endless",
+        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["N", 3])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 3])],
+        [helper.make_tensor("true", TensorProto.BOOL, [], [True])],
+    )
+    path = tmp_path / "endless.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    monkeypatch.setattr("boxcal.models.loading.inspection.TRIAL_SECONDS", 0.5)
+    found = inspect_model(path)
+    assert any("The trial run failed" in note for note in found.notes)
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert escape("a\x1b[31mb\x9b2Jc [bold]\u202ed") == "a\\x1b[31mb\\x9b2Jc \\[bold]\\u202ed"
+    write_json({"name": "a\x1b\x9bé"})
+    shown = capsys.readouterr().out
+    assert shown == '{"name": "a\\u001b\\u009bé"}\n'
+    assert json.loads(shown) == {"name": "a\x1b\x9bé"}

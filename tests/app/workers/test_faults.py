@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -81,3 +84,21 @@ def test_after_sigterm_connections_are_refused_at_once_and_waiting_ones_answered
             line.sendall(b"[[1,2,3]]}")
         assert {line.recv(12) for line in busy} == {b"HTTP/1.1 200"}
         assert service.wait() == 0
+
+
+def test_a_hangup_at_the_start_waits_for_who_answers_it(tmp_path: Path) -> None:
+    held = "from boxcal.app.cli.quick_start import hold_hangup; hold_hangup(); import os"
+    code = f"{held}; os.kill(os.getpid(), 1); print('alive')"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"alive\n"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # as a process has it after that
+    one = Service(tmp_path, workers="2", model="logits:3")
+    try:
+        starting = threading.Thread(target=one.start)
+        starting.start()
+        wait(lambda: one._process is not None)
+        one.process.send_signal(signal.SIGHUP)
+        starting.join()
+        wait(lambda: "was replaced by" in one.log())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        one.__exit__(None, None, None)
