@@ -12,6 +12,10 @@ DEV := $(VENV)/.dev-installed
 # Ray has an environment of its own: its packages are many, and only tests/deploy/test_ray.py uses them.
 RAY_VENV := .venv-ray
 RAY := $(RAY_VENV)/.installed
+# What writes the list of packages of a release.
+RELEASE_VENV := .venv-release
+RELEASE := $(RELEASE_VENV)/.installed
+TAG ?=
 PYTEST_WORKERS ?= 2
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
@@ -26,7 +30,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator lock clean
+.PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator dist test-dist notes sbom release lock clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -124,12 +128,40 @@ bench-serving: $(DEV) ## Compare the service with six others (inputs: BENCH_SERV
 bench-operator: $(DEV) ## Compare the operator with torch.softmax and others
 	$(BIN)/python -m benchmarks.operator
 
+dist: $(DEV) ## Build the wheel and the source archive of the last commit in dist/
+	rm -rf dist
+	source=$$(mktemp -d) && trap 'rm -rf "$$source"' EXIT && git archive HEAD | tar -x -C "$$source" && \
+	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist "$$source"
+
+test-dist: dist ## Test the files of dist/ in environments without this checkout
+	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/deploy/test_wheel.py
+
+notes: $(DEV) ## Write release/notes.md, the section of the version in CHANGELOG.md; checks TAG if it is set
+	mkdir -p release
+	$(BIN)/python -m tools.release --tag "$(TAG)" > release/notes.md
+
+# In an environment of its own, so that what lists the packages adds none.
+$(RELEASE): requirements-release.lock
+	test -x $(RELEASE_VENV)/bin/python || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --require-hashes --requirement requirements-release.lock
+	touch $@
+
+sbom: $(RELEASE) ## Write the packages of both images as CycloneDX documents in release/
+	mkdir -p release
+	for lock in requirements requirements-onnx; do \
+	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(RELEASE_VENV)/bin/cyclonedx-py requirements $$lock.lock \
+	    --pyproject pyproject.toml --output-reproducible --output-file release/$$lock.cdx.json || exit 1; \
+	done
+
+release: test-dist notes sbom ## Make everything that the workflow `release` publishes, in dist/ and release/
+
 lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra grpc --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
 	echo "setuptools>=80" | uv pip compile pyproject.toml - --extra onnx --extra grpc --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-onnx.lock
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
+	echo "cyclonedx-bom>=7" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-release.lock
 
 clean: ## Remove the virtual environment, caches and the built site
-	rm -rf $(VENV) $(RAY_VENV) site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(RAY_VENV) $(RELEASE_VENV) dist release site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCHEMAS = {
     ".github/workflows/tests.yml": "vendor.github-workflows",
+    ".github/workflows/release.yml": "vendor.github-workflows",
     ".github/dependabot.yml": "vendor.dependabot",
     "CITATION.cff": "vendor.citation-file-format",
 }
@@ -39,11 +40,16 @@ def test_a_file_follows_its_schema(name: str) -> None:
     assert errors == []
 
 
-def test_the_workflow_runs_every_supported_python_and_existing_targets() -> None:
+def test_the_workflow_runs_every_supported_python() -> None:
     workflow = load(".github/workflows/tests.yml")
     versions = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
     low, high = re.findall(r"3\.(\d+)", PROJECT["requires-python"])
     assert versions == [f"3.{minor}" for minor in range(int(low), int(high))]
+
+
+@pytest.mark.parametrize("name", ["tests", "release"])
+def test_a_workflow_runs_existing_targets(name: str) -> None:
+    workflow = load(f".github/workflows/{name}.yml")
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
     used = [step.removeprefix("make ") for step in steps if step.startswith("make ")]

@@ -53,7 +53,9 @@ def copy_checkout(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder of the wheel and the source archive, built from a copy of the checkout."""
+    """Give the folder of the wheel and the source archive: DIST, or built from a copy of the checkout."""
+    if "DIST" in os.environ:
+        return Path(os.environ["DIST"])
     source = copy_checkout(tmp_path_factory.mktemp("source"))
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
     return source / "dist"
