@@ -7,7 +7,7 @@ the last bit, otherwise within rounding of sums and exponentials.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -45,6 +45,7 @@ class CalibratedArrays:
     relaxed: np.ndarray[Any, np.dtype[np.bool_]]
 
 
+@dataclass(repr=False, eq=False)
 class TwoStages:
     """A logit map T and a bound map (a, b): what calibrators on arrays and on tensors share.
 
@@ -53,22 +54,19 @@ class TwoStages:
     columns; None where they are their indices.
     """
 
-    def __init__(
-        self,
-        method: str,
-        logit_map: LogitMap,
-        bound_map: BoxMap,
-        num_classes: int,
-        *,
-        centred: bool = True,
-        classes: Sequence[str] | None = None,
-        uniform_share: float = 0.0,
-    ) -> None:
-        self.uniform_share = uniform_share
-        self.method, self.num_classes, self.centred = method, num_classes, centred
-        is_named = classes is not None and list(classes) != [str(k) for k in range(num_classes)]
-        self.classes = tuple(classes) if classes is not None and is_named else None
-        self.logit_map, self.bound_map = logit_map, bound_map
+    method: str
+    logit_map: LogitMap
+    bound_map: BoxMap
+    num_classes: int
+    _: KW_ONLY
+    centred: bool = True
+    classes: Sequence[str] | None = None
+    uniform_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            is_named = list(self.classes) != [str(k) for k in range(self.num_classes)]
+            self.classes = tuple(self.classes) if is_named else None
 
     @classmethod
     def uncalibrated(cls, num_classes: int) -> Self:
@@ -78,30 +76,29 @@ class TwoStages:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read what `to_bytes` wrote."""
-        one = artifact.read(data)
-        maps = one.logit_map, one.bound_map
-        return cls(one.method, *maps, one.num_classes, **one.options)
+        return cls(**artifact.read(data)._asdict())
 
     @property
     def on_arrays(self) -> ArrayCalibrator:
         """The calibrator of the same maps that takes arrays."""
-        maps = self.logit_map, self.bound_map
-        return ArrayCalibrator(self.method, *maps, self.num_classes, **self.options)
+        return ArrayCalibrator(**self.parts)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What a calibrator is built with besides its method, its maps and K."""
-        return {"centred": self.centred, "classes": self.classes, "uniform_share": self.uniform_share}
+    def parts(self) -> dict[str, Any]:
+        """What the calibrator is built of."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def named(self, classes: Sequence[str] | None) -> Self:
         """Return the same calibrator with the names of its classes, which `to_bytes` keeps."""
-        maps = self.logit_map, self.bound_map
-        return type(self)(self.method, *maps, self.num_classes, **{**self.options, "classes": classes})
+        return replace(self, classes=classes)
 
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         maps = self.logit_map, self.bound_map
-        return artifact.write(*maps, self.spec, **self.options)
+        share = self.uniform_share
+        return artifact.write(
+            *maps, self.spec, centred=self.centred, classes=self.classes, uniform_share=share
+        )
 
     @property
     def reads(self) -> Reads:
@@ -172,8 +169,7 @@ class TwoStages:
             self.num_classes, {"adjustment_offsets": added, "adjustment_temperature": divisor}
         )
         name = adjusted_method(self.method) + suffix
-        maps = Chain(first, second), self.bound_map
-        return type(self)(name, *maps, self.num_classes, **self.options)
+        return replace(self, method=name, logit_map=Chain(first, second))
 
     def _check_width(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != self.width:

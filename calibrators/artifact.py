@@ -33,7 +33,7 @@ MOST_CLASSES = 1_000_000
 
 
 class Content(NamedTuple):
-    """What an artifact holds, in the order in which a calibrator is built of it."""
+    """What an artifact holds: the arguments with which a calibrator is built."""
 
     method: str
     logit_map: LogitMap
@@ -43,11 +43,6 @@ class Content(NamedTuple):
     # The names of the classes in the order of the columns; None where they are not known
     classes: tuple[str, ...] | None = None
     uniform_share: float = 0.0
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What follows the number of classes."""
-        return {"centred": self.centred, "classes": self.classes, "uniform_share": self.uniform_share}
 
 
 def write(

@@ -55,7 +55,7 @@ class Calibrator(TwoStages):
     @classmethod
     def on_tensors(cls, one: ArrayCalibrator) -> Calibrator:
         """Take the maps of a calibrator on arrays."""
-        return cls(one.method, one.logit_map, one.bound_map, one.num_classes, **one.options)
+        return cls(**one.parts)
 
     def __call__(self, logits: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Give probabilities (N, K) in float64 for logits (N, K), inside the bounds if any are given.

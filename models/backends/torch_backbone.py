@@ -15,7 +15,7 @@ import logging
 import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -179,38 +179,36 @@ class ThreadPerCorePool(CorePool[torch.Tensor]):
         return self._pool.submit(forward, batch).result()
 
 
+@dataclass(repr=False, eq=False)
 class TorchBackbone:
     """A network, in evaluation mode, on one device.
 
     `network`: maps (N, *input_shape) to logits (N, K). `preprocessing`: turns an image into an input; None
-    where the backbone reads tensors only.
+    where the backbone reads tensors only. `fingerprint`: of the weights; empty to compute it from them.
+    `batch_sizes`: the smallest and the largest that the network takes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        network: nn.Module,
-        *,
-        labels: Sequence[str],
-        input_shape: tuple[int, ...],
-        preprocessing: Preprocessing | None,
-        device: str,
-        precision: str,
-        fingerprint: str | None = None,
-        batch_sizes: tuple[int, int | None] = (1, None),
-    ) -> None:
-        self.name = name
-        self.labels = tuple(labels)
-        self.input_shape = input_shape
-        self.preprocessing = preprocessing
-        self.inputs: Inputs = ImageInputs(preprocessing, input_shape)
+    name: str
+    network: InitVar[nn.Module]
+    _: KW_ONLY
+    labels: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    preprocessing: Preprocessing | None
+    device: str
+    precision: str
+    fingerprint: str = ""
+    batch_sizes: tuple[int, int | None] = (1, None)
+
+    def __post_init__(self, network: nn.Module) -> None:
+        self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
         self.fingerprint = fingerprint_with(
-            fingerprint or tensors_fingerprint(network.state_dict()),
-            precision=None if precision == "float32" else precision,
+            self.fingerprint or tensors_fingerprint(network.state_dict()),
+            precision=None if self.precision == "float32" else self.precision,
         )
-        self._smallest, self._largest = batch_sizes
-        self._device = resolve_device(device)
-        self._dtype = PRECISIONS[precision]
+        self._smallest, self._largest = self.batch_sizes
+        self._device = resolve_device(self.device)
+        self.device = str(self._device)
+        self._dtype = PRECISIONS[self.precision]
         self._pool: ThreadPerCorePool | None = None
         if self._device.type == "cpu":
             # A network as small as that of `digits` is finished before a second thread has started.
@@ -221,16 +219,12 @@ class TorchBackbone:
             # Convolutions in half precision are faster with the channels last.
             if self._dtype != torch.float32:
                 self._network = self._network.to(memory_format=torch.channels_last)
-            if batch_sizes == (1, None):
-                self._graphs = CudaGraphs(self._network, input_shape, self._device, self._dtype)
+            if self.batch_sizes == (1, None):
+                self._graphs = CudaGraphs(self._network, self.input_shape, self._device, self._dtype)
 
     @property
     def num_classes(self) -> int:
         return len(self.labels)
-
-    @property
-    def device(self) -> str:
-        return str(self._device)
 
     @property
     def passes(self) -> int:
