@@ -12,10 +12,10 @@ import numpy as np
 from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring.records import ItemProblem, Label
 from boxcal.app.predict.options import Labels
+from boxcal.app.settings import limits
 from boxcal.app.tables.labels import integer_of
 from boxcal.calibrators.monitoring.stored_logits import pack
 
-MAX_ITEMS = 50_000
 HINTED = 100
 """Problems whose unknown label is compared with all that are known, which takes milliseconds."""
 LONGEST_SOURCE = 64
@@ -33,8 +33,8 @@ def read_items(items: Any, labels: Labels) -> Read:
     """Read the member `items` of a JSON body: the labels, and what is wrong with the others."""
     if not isinstance(items, list) or not items:
         raise InvalidParameter("items must be a list of at least one object.")
-    if len(items) > MAX_ITEMS:
-        raise InvalidParameter(f"The request has more than {MAX_ITEMS:,} items, which is the limit.")
+    if len(items) > limits.MAX_LABELS:
+        raise InvalidParameter(f"The request has more than {limits.MAX_LABELS:,} items, which is the limit.")
     found: list[Label] = []
     problems: list[ItemProblem] = []
     for index, item in enumerate(items):

@@ -30,7 +30,7 @@ from boxcal.app.http.problems import (
     UploadTooLarge,
 )
 from boxcal.app.monitoring.events import StoredEvent
-from boxcal.app.monitoring.items import MAX_ITEMS, Read, read_items
+from boxcal.app.monitoring.items import Read, read_items
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
@@ -65,7 +65,7 @@ SOURCE = {"type": ["string", "null"], "description": "Who or what labelled it."}
 ITEMS = {
     "type": "array",
     "minItems": 1,
-    "maxItems": MAX_ITEMS,
+    "maxItems": limits.MAX_LABELS,
     "items": {
         "type": "object",
         "required": ["label"],
@@ -155,7 +155,7 @@ async def give_feedback(
         body = await read_json(request, TABLES)
     else:
         body = await read_body(request)
-        body = await jobs.checks.read_labels(body, MAX_ITEMS, limits.MAX_BODY_BYTES)
+        body = await jobs.checks.read_labels(body, limits.MAX_LABELS, limits.MAX_BODY_BYTES)
     labels, malformed = await unblocked(len(body), _read, body, pipeline.labels)
     outcome = await writer.label(labels)
     outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)

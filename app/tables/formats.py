@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import ipc, types
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, UploadTooLarge
+from boxcal.app.settings import limits
 from boxcal.app.tables.columns import MAX_COLUMNS
 from boxcal.app.tables.sample_schema import TEXT
 
@@ -53,7 +54,6 @@ ARCHIVES = (
     (r".*\.(csv|parquet|arrow|json)", "it is a table in a .zip; unpack it, or compress it with gzip"),
 )
 """Members of zip archives that hold neither arrays nor images, and what the archives are."""
-MAX_JSON_BYTES = 64 * 2**20
 
 
 Batches = Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]]
@@ -171,9 +171,10 @@ def _valid(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _open_records(file: IO[bytes]) -> OpenTable:
-    content = file.read(MAX_JSON_BYTES + 1)
-    if len(content) > MAX_JSON_BYTES:
-        raise UploadTooLarge(f"The JSON document is larger than {MAX_JSON_BYTES:,} bytes. Send .parquet.")
+    most = limits.MAX_JSON_UPLOAD_BYTES
+    content = file.read(most + 1)
+    if len(content) > most:
+        raise UploadTooLarge(f"The JSON document is larger than {most:,} bytes. Send .parquet.")
     try:
         rows = orjson.loads(content)
     except orjson.JSONDecodeError as error:

@@ -20,6 +20,7 @@ from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import FitQueueFull
 from boxcal.app.registry.audit import Caller
 from boxcal.app.registry.records import Decision, FitRecord, FitState, FittedCalibrator
+from boxcal.app.settings import limits
 
 Result = tuple[FittedCalibrator, Callable[[int], Decision]]
 """The calibrator, and the decision about its activation, given the version that is active at that moment."""
@@ -72,9 +73,6 @@ class Job:
         return (time.monotonic() - self.started) * (1 - progress) / progress
 
 
-MAX_WAITING = 8
-"""How many fits and arriving uploads may wait beside the fit that runs."""
-MAX_PER_CLIENT = 4
 UNKNOWN_SECONDS = 5.0
 LONGEST_SECONDS = 300.0
 
@@ -94,15 +92,16 @@ class UploadSlots:
         The folder is removed at the end, unless it belongs to a fit by then.
         """
         arriving = self._arriving.total()
-        if len(self._jobs) + arriving > MAX_WAITING:
+        if len(self._jobs) + arriving > limits.MAX_WAITING_FITS:
             raise FitQueueFull(
                 f"{len(self._jobs)} fits are running or waiting and {arriving} uploads are arriving; "
-                f"at most {MAX_WAITING} may wait.",
+                f"at most {limits.MAX_WAITING_FITS} may wait.",
                 retry_after=self._seconds_to_a_slot(),
             )
-        if self._arriving[client] >= MAX_PER_CLIENT:
+        if self._arriving[client] >= limits.MAX_UPLOADS_OF_CLIENT:
             raise FitQueueFull(
-                f"{self._arriving[client]} uploads are arriving from {client}; the limit is {MAX_PER_CLIENT}."
+                f"{self._arriving[client]} uploads are arriving from {client}; the limit is "
+                f"{limits.MAX_UPLOADS_OF_CLIENT}."
             )
         self._arriving[client] += 1
         folder = None

@@ -33,6 +33,7 @@ from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
 from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 from boxcal.app.registry.storage import SharedSets
 from boxcal.app.registry.store import Registry
+from boxcal.app.settings import limits
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
@@ -53,8 +54,6 @@ logger = logging.getLogger("boxcal")
 ELSEWHERE_SECONDS = 5.0
 POLL_SECONDS = 0.5
 TIDY_SECONDS = 3600.0
-MAX_QUEUED = 64
-"""Fits that may wait for `boxcal worker` processes."""
 
 
 @dataclass(eq=False)
@@ -137,8 +136,8 @@ class FitJobs:
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         fit_id = folder.name
-        if self.queues_only and await self.registry.run(self.registry.fits.waiting) >= MAX_QUEUED:
-            raise FitQueueFull(f"{MAX_QUEUED} fits wait for a worker; try again later.")
+        if self.queues_only and await self.registry.run(self.registry.fits.waiting) >= limits.MAX_QUEUED_FITS:
+            raise FitQueueFull(f"{limits.MAX_QUEUED_FITS} fits wait for a worker; try again later.")
         if self.shared is not None:
             with disk_errors_as_problems():
                 folder = await asyncio.to_thread(self.shared.add, folder, owned=not self.queues_only)

@@ -56,8 +56,6 @@ FitId = Annotated[str, Path(description="The fit's `id`.")]
 
 router = APIRouter(tags=["fits"])
 
-LONGEST_WAIT_SECONDS = 3600
-
 FIELDS: dict[str, Any] = {
     "method": {"type": "string", "default": "auto", "description": "A calibration method, or `auto`."},
     "activate": {
@@ -235,7 +233,7 @@ async def start_fit(
         float,
         Query(
             ge=0,
-            le=LONGEST_WAIT_SECONDS,
+            le=limits.LONGEST_WAIT_SECONDS,
             description="Maximum number of seconds to wait for the end of the fit.",
         ),
     ] = 0,

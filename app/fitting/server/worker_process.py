@@ -39,8 +39,6 @@ TUNABLES = "GLIBC_TUNABLES"
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 IDLE_SECONDS = 60.0
 MAX_REPLY_BYTES = 2**28
-CHECK_SECONDS = 120.0
-COMPARE_SECONDS = 300.0
 
 
 Answer = TypeVar("Answer", Checked, Tabled, FitOutcome, RefitOutcome, Compared)
@@ -169,7 +167,7 @@ class Workers:
 
         They run on `cores`, or on those of this process.
         """
-        seconds = (CHECK_SECONDS, limits.FIT_SECONDS, COMPARE_SECONDS)
+        seconds = (limits.CHECK_SECONDS, limits.FIT_SECONDS, limits.COMPARE_SECONDS)
         checks, fits, comparisons = (Worker(limit, cores) for limit in seconds)
         return cls(checks, fits, comparisons)
 

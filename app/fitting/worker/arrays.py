@@ -30,6 +30,7 @@ from boxcal.app.fitting.worker.validation_set import (
     stored_dtype,
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
+from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.labels import check_shape, refuse_matrix
@@ -99,7 +100,6 @@ CLASSES = "classes"
 NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT, CLASSES)
 BLOCK_BYTES = 8 * 2**20
 MAX_MEMBERS = 1000
-MAX_JSON_BYTES = 64 * 2**20
 KINDS = {"labels": "iufUSb", GROUPS: "iufUS", "probabilities": "fiu", CLASSES: "iUS"}
 """Kinds of dtypes that an array may have; others may have real numbers."""
 
@@ -321,9 +321,10 @@ def _unpacked(file: IO[bytes], header: Header, name: str) -> Array:
 
 
 def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
-    if size > MAX_JSON_BYTES:
+    if size > limits.MAX_JSON_UPLOAD_BYTES:
         raise UploadTooLarge(
-            f"The JSON document has {size:,} bytes; the limit is {MAX_JSON_BYTES:,}. Send .npz or .parquet."
+            f"The JSON document has {size:,} bytes; the limit is {limits.MAX_JSON_UPLOAD_BYTES:,}. "
+            "Send .npz or .parquet."
         )
     try:
         document = orjson.loads(file.read())

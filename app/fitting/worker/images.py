@@ -18,13 +18,13 @@ from boxcal.app.fitting.worker.arrays import DAMAGE
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
+from boxcal.app.settings import limits
 from boxcal.models import InvalidImage
 from boxcal.models.inputs.decoding import decode, image_format
 
 if TYPE_CHECKING:
     from boxcal.models.inputs.preprocessing import Preprocessing
 
-MAX_IMAGE_BYTES = 32 * 2**20
 HEAD = 16
 
 
@@ -94,9 +94,10 @@ def _is_hidden(entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_image(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    if entry.file_size > MAX_IMAGE_BYTES:
+    if entry.file_size > limits.MAX_IMAGE_BYTES:
         raise UploadTooLarge(
-            f"{entry.filename!r:.200} has {entry.file_size:,} bytes; an image may have {MAX_IMAGE_BYTES:,}."
+            f"{entry.filename!r:.200} has {entry.file_size:,} bytes; an image may have "
+            f"{limits.MAX_IMAGE_BYTES:,}."
         )
     try:
         with archive.open(entry) as image:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
+from boxcal.app.settings import limits
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
 from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
@@ -36,7 +37,6 @@ from boxcal.models.inputs.rows import RowInputs
 from boxcal.models.inputs.texts import TextInputs
 
 SAMPLES = "samples.arrow"
-MAX_TEXT_BYTES = 2**20
 
 
 class SampleWriter:
@@ -105,9 +105,9 @@ def _check_texts(texts: Array, first: int) -> None:
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidUpload(f"texts[{first + row}] is {text!r:.100}; it must be a string.")
-        if len(text) > MAX_TEXT_BYTES // 4 and (size := len(text.encode())) > MAX_TEXT_BYTES:
+        if len(text) > limits.MAX_TEXT_BYTES // 4 and (size := len(text.encode())) > limits.MAX_TEXT_BYTES:
             raise UploadTooLarge(
-                f"texts[{first + row}] has {size:,} bytes; a text may have {MAX_TEXT_BYTES:,}."
+                f"texts[{first + row}] has {size:,} bytes; a text may have {limits.MAX_TEXT_BYTES:,}."
             )
 
 

@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.server.build import FitService
-from boxcal.app.fitting.server.job import MAX_PER_CLIENT
 from boxcal.app.http.problems import FitAlreadyOver, FitQueueFull, StorageFull, StorageUnavailable
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
+from boxcal.app.settings.limits import MAX_UPLOADS_OF_CLIENT as MOST
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
@@ -95,7 +95,7 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
                     async with jobs.reserve_slot("one"):
                         raise AssertionError("a folder was made")
         workspace.new_folder = make  # type: ignore[method-assign]
-        assert await hold(jobs, "one", MAX_PER_CLIENT) == MAX_PER_CLIENT
+        assert await hold(jobs, "one", MOST) == MOST
         assert jobs._slots._arriving.total() == 0
 
     run(tmp_path, scenario)
@@ -104,7 +104,7 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
 async def hold(jobs: Any, client: str, count: int) -> int:
     """Hold `count` slots of one client: one more is refused, and another client is served."""
     if count == 0:
-        with raises_problem(FitQueueFull, match=f"{MAX_PER_CLIENT} uploads are arriving from {client}"):
+        with raises_problem(FitQueueFull, match=f"{MOST} uploads are arriving from {client}"):
             async with jobs.reserve_slot(client):
                 pass
         async with jobs.reserve_slot("another"):
@@ -129,9 +129,9 @@ def test_slow_uploads_are_given_up(service: Service) -> None:
         for connection in slow:
             connection.close()
     statuses = sorted(int(answer.split()[1]) for answer in answers)
-    assert statuses == [408] * MAX_PER_CLIENT + [503] * (9 - MAX_PER_CLIENT)
+    assert statuses == [408] * MOST + [503] * (9 - MOST)
     # Uploads have a higher minimum rate than other bodies, whose end says less.
-    assert sum(b"upload-stalled" in answer for answer in answers) == MAX_PER_CLIENT
+    assert sum(b"upload-stalled" in answer for answer in answers) == MOST
     accepted = service.client.post("/fit", files={"file": ("v", validation_npz(50))}, data={"method": "ts"})
     assert accepted.status_code == 202, accepted.text
     service.client.delete(accepted.headers["location"])

@@ -173,7 +173,7 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
 ) -> None:
     async def scenario(opened: FitService, telemetry: Telemetry) -> None:
         jobs = opened.jobs
-        monkeypatch.setattr("boxcal.app.fitting.server.job.MAX_WAITING", 1)
+        monkeypatch.setattr("boxcal.app.settings.limits.MAX_WAITING_FITS", 1)
         running = await submit(jobs, SLOW, "ts+pb")
         async with jobs.reserve_slot() as folder:
             with raises_problem(FitQueueFull, match="1 fits are running or waiting and 1 uploads") as caught:

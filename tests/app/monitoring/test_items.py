@@ -72,7 +72,7 @@ def test_items_must_be_a_list(sent: Any) -> None:
 
 
 def test_the_number_of_items_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(items, "MAX_ITEMS", 2)
+    monkeypatch.setattr("boxcal.app.settings.limits.MAX_LABELS", 2)
     with raises_problem(InvalidParameter, match="more than 2 items"):
         read_items([{}] * 3, LABELS)
 

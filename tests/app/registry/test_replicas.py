@@ -177,7 +177,7 @@ def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
 
 
 def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("boxcal.app.fitting.server.jobs.MAX_QUEUED", 1)
+    monkeypatch.setattr("boxcal.app.settings.limits.MAX_QUEUED_FITS", 1)
 
     async def scenario() -> None:
         async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
