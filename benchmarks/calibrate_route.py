@@ -8,13 +8,10 @@ softmax and serialises; plain FastAPI with orjson and NumPy in one process; and 
 from __future__ import annotations
 
 import base64
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,13 +20,13 @@ import psutil
 
 from benchmarks.serving.payloads import Request, for_boxcal, free_port, random_logits, raw
 from benchmarks.serving.peers.work import softmax_json
-from benchmarks.serving.running import run_part
+from benchmarks.serving.running import BOXCAL, run_part, started
 
 PEERS = Path(__file__).parent / "serving" / "peers"
 CONNECTIONS = 16
 SECONDS = 3.0
 SERVERS = {
-    "boxcal": ([str(Path(sys.executable).with_name("boxcal")), "serve"], "/health/ready"),
+    "boxcal": (BOXCAL, "/health/ready"),
     "plain FastAPI": ([sys.executable, str(PEERS / "plain_fastapi.py")], "/ready"),
 }
 
@@ -47,20 +44,8 @@ def serving(name: str, port: int) -> Iterator[psutil.Process]:
             "BOXCAL_MODEL": "torchvision:mobilenet_v3_small",  # any with 1000 classes
             "BOXCAL_WEIGHTS": "random",
         }
-        process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL)
-        try:
-            while True:
-                if process.poll() is not None:
-                    raise SystemExit(f"{name} did not start")
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}{ready}", timeout=1).close()
-                    break
-                except OSError:
-                    time.sleep(0.05)
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait()
+        with started(command, f"http://127.0.0.1:{port}{ready}", settings) as process:
+            yield process
 
 
 def served(name: str, bodies: list[bytes]) -> dict[str, float]:

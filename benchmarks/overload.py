@@ -13,17 +13,12 @@ import argparse
 import io
 import math
 import multiprocessing
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -32,6 +27,7 @@ from sklearn.datasets import load_sample_image
 
 from benchmarks.serving.load import OK, Connection, Generator, Outcome, Phase
 from benchmarks.serving.payloads import JPEG, Request, free_port
+from benchmarks.serving.running import BOXCAL, started
 
 HOST = "127.0.0.1"
 SATURATING = 16
@@ -59,19 +55,6 @@ def check_health(port: int, seconds: float) -> list[float]:
     return took
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until the service is ready."""
-    while True:
-        if process.poll() is not None:
-            raise SystemExit("the service did not start")
-        try:
-            urllib.request.urlopen(f"http://{HOST}:{port}/health/ready", timeout=1).close()
-        except OSError:
-            time.sleep(0.01)
-        else:
-            return
-
-
 @contextmanager
 def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
     """Run the service while the block runs."""
@@ -83,14 +66,9 @@ def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
             "BOXCAL_MODEL": model,
             "BOXCAL_WEIGHTS": "random",
         }
-        command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
-        process = subprocess.Popen(command, env=os.environ | settings, stderr=subprocess.DEVNULL)
-        try:
-            wait_until_ready(process, port)
-            yield port, psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            print(f"the service ended with status {process.wait()}")
+        with started(BOXCAL, f"http://{HOST}:{port}/health/ready", settings) as process:
+            yield port, process
+        print(f"the service ended with status {process.wait()}")
 
 
 def photographs(side: int, count: int) -> list[bytes]:

@@ -10,22 +10,16 @@ RSS as `ps` shows it, and PSS, which counts shared pages once. Each is the media
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from benchmarks.serving.payloads import free_port
+from benchmarks.serving.running import BOXCAL, started
 
 PEERS = Path(__file__).parent / "serving" / "peers"
 LIBRARIES = ("libtorch", "sklearn", "matplotlib", "libarrow", "pandas")
@@ -55,12 +49,11 @@ class Measured(NamedTuple):
 def starts(model: Path, folder: Path, mosec: str | None) -> dict[str, Start]:
     """Name the servers."""
     port, python = str(free_port()), sys.executable
-    boxcal = [str(Path(python).with_name("boxcal")), "serve"]
     ours = {"BOXCAL_PORT": port, "BOXCAL_DATA_DIR": str(folder / "data")}
     bench = {"BENCH_PORT": port, "BENCH_TASK": "images", "BENCH_MODEL": str(model)}
     found = {
-        f"boxcal, {model.name}": Start(boxcal, "/health/ready", ours | {"BOXCAL_MODEL": f"onnx:{model}"}),
-        "boxcal, logits:1000": Start(boxcal, "/health/ready", ours | {"BOXCAL_MODEL": "logits:1000"}),
+        f"boxcal, {model.name}": Start(BOXCAL, "/health/ready", ours | {"BOXCAL_MODEL": f"onnx:{model}"}),
+        "boxcal, logits:1000": Start(BOXCAL, "/health/ready", ours | {"BOXCAL_MODEL": "logits:1000"}),
         "plain FastAPI, no model": Start([python, "-c", BARE], "/ready", bench),
         f"plain FastAPI, {model.name}": Start([python, str(PEERS / "plain_fastapi.py")], "/ready", bench),
     }
@@ -70,29 +63,13 @@ def starts(model: Path, folder: Path, mosec: str | None) -> dict[str, Start]:
     return found
 
 
-@contextmanager
-def running(start: Start, folder: Path) -> Iterator[psutil.Process]:
-    """Run a server while the block runs."""
-    environment = os.environ | start.settings
-    with subprocess.Popen(
-        start.command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
-
-
 def measure(start: Start) -> tuple[Measured, set[str]]:
     """Start a server, wait until it answers, and look at its memory and the libraries it has loaded."""
     port = start.settings.get("BOXCAL_PORT") or start.settings["BENCH_PORT"]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        with running(start, Path(folder)) as server:
-            while not answers(f"http://127.0.0.1:{port}{start.ready}"):
-                if not server.is_running() or server.status() == psutil.STATUS_ZOMBIE:
-                    raise SystemExit(f"{start.command} did not start")
-                time.sleep(0.005)
+        url = f"http://127.0.0.1:{port}{start.ready}"
+        with started(start.command, url, start.settings, Path(folder)) as server:
             ready = time.perf_counter() - began
             family = [server, *server.children(recursive=True)]
             times = [one.cpu_times() for one in family]
@@ -101,15 +78,6 @@ def measure(start: Start) -> tuple[Measured, set[str]]:
         used = sum(one.user + one.system for one in times)
         sizes = (sum(getattr(one, kind) for one in memory) / MIB for kind in ("rss", "pss"))
         return Measured(ready, used, *sizes), {name for name in LIBRARIES if name in mapped}
-
-
-def answers(url: str) -> bool:
-    """Whether a server answers with success."""
-    try:
-        urllib.request.urlopen(url, timeout=10).close()  # noqa: S310 - a server that was started here
-    except OSError:
-        return False
-    return True
 
 
 def main(model: Path, rounds: int, mosec: str | None) -> None:

@@ -14,19 +14,17 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-
-import httpx
 
 from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
 from benchmarks.serving.limits import images_as_served
 from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
 from benchmarks.serving.peers.work import CROP, RESIZE
+from benchmarks.serving.running import BOXCAL, started
 
 PEERS = Path(__file__).parent / "serving" / "peers"
 SCRIPT = """
@@ -50,25 +48,6 @@ def require(condition: bool, found: object) -> None:
         raise RuntimeError(f"unexpected: {found}")
 
 
-@contextmanager
-def started(command: Sequence[str], port: int, ready: str, **environment: str) -> Iterator[int]:
-    """Run a server until the block ends; gives its port."""
-    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 240
-        while True:
-            require(process.poll() is None and time.monotonic() < deadline, f"{command} did not start")
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}{ready}").status_code < 500:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.1)
-        time.sleep(6)  # the other processes
-        try:
-            yield port
-        finally:
-            process.terminate()
-
-
 def boxcal(workers: int, folder: Path, model: str, labels: Path | None) -> ExitStack:
     """Start the service; gives a stack whose `port` is the one that it listens on."""
     port = free_port()
@@ -82,8 +61,8 @@ def boxcal(workers: int, folder: Path, model: str, labels: Path | None) -> ExitS
     if labels is not None:
         settings["BOXCAL_LABELS"] = str(labels)
     stack = ExitStack()
-    program = "from boxcal.app.cli import main; main()"
-    stack.enter_context(started([sys.executable, "-c", program, "serve"], port, "/health/ready", **settings))
+    stack.enter_context(started(BOXCAL, f"http://127.0.0.1:{port}/health/ready", settings))
+    time.sleep(6)  # the other processes
     stack.port = port  # type: ignore[attr-defined]
     return stack
 
@@ -151,7 +130,8 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
                 str(port),
             ]
             command += ["--timeout", "60000", "--log-level", "warning"]
-            stack.enter_context(started(command, port, "/", BENCH_TASK=task))
+            stack.enter_context(started(command, f"http://127.0.0.1:{port}/", {"BENCH_TASK": task}))
+            time.sleep(6)  # the other processes
             targets.append((f"mosec, {os.cpu_count()}", port, programs[mosec.name]))
         for number in range(options.rounds + 1):
             for name, port, program in targets:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from benchmarks.serving.contestants import PEERS, Contestant, Model, Task
 from benchmarks.serving.payloads import free_port
 
 READY_SECONDS = 180
+BOXCAL = [str(Path(sys.executable).with_name("boxcal")), "serve"]
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,32 @@ def _family(pid: int) -> set[psutil.Process]:
     return members
 
 
-def _is_ready(port: int, path: str) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+def answers(url: str) -> bool:
+    """Whether a server answers with success."""
     try:
-        connection.request("GET", path)
-        return connection.getresponse().status == http.HTTPStatus.OK
+        urllib.request.urlopen(url, timeout=10).close()  # noqa: S310 - a server that was started here
     except (OSError, http.client.HTTPException):
         return False
+    return True
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], url: str, settings: Mapping[str, str], folder: Path | None = None
+) -> Iterator[psutil.Popen]:
+    """Run a server, which answers at a URL, while the block runs."""
+    environment, silent = {**os.environ, **settings}, subprocess.DEVNULL
+    process = psutil.Popen(command, env=environment, cwd=folder, stdout=silent, stderr=silent)
+    deadline = time.monotonic() + READY_SECONDS
+    try:
+        while not answers(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{command} did not start")
+            time.sleep(0.005)
+        yield process
     finally:
-        connection.close()
+        process.terminate()
+        process.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -117,7 +136,7 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
             )
         try:
             deadline = time.monotonic() + READY_SECONDS
-            while not _is_ready(port, contestant.ready):
+            while not answers(f"http://127.0.0.1:{port}{contestant.ready}"):
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise SystemExit(f"{contestant.name} did not get ready:\n{log.read_text()[-3000:]}")
                 time.sleep(0.1)
