@@ -32,8 +32,6 @@ LONGEST_WAIT_SECONDS = 3600
 """Of `wait` of a request to `/fit`."""
 MAX_WAITING_FITS = 8
 """Fits and arriving uploads beside the fit that runs."""
-MAX_UPLOADS_OF_CLIENT = 4
-"""Uploads that arrive from one client."""
 MAX_QUEUED_FITS = 64
 """Fits that wait for `boxcal worker` processes."""
 SHUTDOWN_SECONDS = 20.0

@@ -98,10 +98,11 @@ class UploadSlots:
                 f"at most {limits.MAX_WAITING_FITS} may wait.",
                 retry_after=self._seconds_to_a_slot(),
             )
-        if self._arriving[client] >= limits.MAX_UPLOADS_OF_CLIENT:
+        # A client takes half of what the others leave, so that slow uploads of few leave places to more.
+        own = self._arriving[client]
+        if own and own >= (most := (limits.MAX_WAITING_FITS + 1 - len(self._jobs) - arriving + own) // 2):
             raise FitQueueFull(
-                f"{self._arriving[client]} uploads are arriving from {client}; the limit is "
-                f"{limits.MAX_UPLOADS_OF_CLIENT}."
+                f"{own} uploads are arriving from {client}; the limit is {most}, half of the free places."
             )
         self._arriving[client] += 1
         folder = None

@@ -1,8 +1,8 @@
 """Receives what strangers upload, validation sets and tables of labels, and lets a worker read it.
 
-The body is streamed into a preallocated file, and nothing in it is parsed here. Its size is limited, its
-space on the disk is reserved before it is written, and it must arrive at a minimum rate, because it holds one
-of a few slots. The worker that reads it runs nothing else, so that a check never waits for a fit.
+The body is streamed into a file, and nothing in it is parsed here. Its size is limited, its space on the disk
+is reserved as it arrives, and it must arrive at a minimum rate and within a time, because it holds one of a
+few slots. The worker that reads it runs nothing else, so that a check never waits for a fit.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ WRITE_BYTES = 2**20
 CONTENT_TYPES = ("multipart/form-data", "application/json")
 RATE_SECONDS, RATE_BYTES = 10.0, 10 * 2**14
 """Within each 10 s an upload must bring 160 KiB, or end."""
+PATIENCE_SECONDS, WHOLE_RATE = 600.0, 2**18
+"""The whole upload takes at most ten minutes, and a second more for each 256 KiB: a gigabyte, 78 minutes."""
 
 
 async def receive(
@@ -58,9 +60,8 @@ async def receive(
         raise UploadTooLarge(f"The upload has {announced:,} bytes; the limit is {max_bytes:,}.")
     with disk_errors_as_problems(), path.open("wb", buffering=0) as file:
         descriptor, size, buffer = file.fileno(), 0, bytearray()
-        if announced:
-            await asyncio.to_thread(os.posix_fallocate, descriptor, 0, announced)
-        async for piece in _at_minimum_rate(stream):
+        seconds = PATIENCE_SECONDS + (announced or max_bytes) / WHOLE_RATE
+        async for piece in _at_minimum_rate(stream, seconds):
             buffer += piece
             if size + len(buffer) > max_bytes:
                 raise UploadTooLarge(f"The upload has more than {max_bytes:,} bytes, which is the limit.")
@@ -72,7 +73,7 @@ async def receive(
 
 
 def _append(descriptor: int, size: int, piece: bytearray) -> int:
-    """Write a piece at the end; its space is reserved first, where the length was not announced."""
+    """Write a piece at the end; its space is reserved first."""
     if piece:
         os.posix_fallocate(descriptor, size, len(piece))
     view = memoryview(piece)
@@ -81,17 +82,23 @@ def _append(descriptor: int, size: int, piece: bytearray) -> int:
     return len(piece)
 
 
-async def _at_minimum_rate(stream: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _at_minimum_rate(
+    stream: AsyncGenerator[bytes, None], seconds: float
+) -> AsyncGenerator[bytes, None]:
     loop = asyncio.get_running_loop()
     size = brought = 0
-    deadline = loop.time() + RATE_SECONDS
+    deadline, end = loop.time() + RATE_SECONDS, loop.time() + seconds
     while True:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(min(deadline, end)):
                 piece = await anext(stream)
         except StopAsyncIteration:
             return
         except TimeoutError as error:
+            if loop.time() >= end:
+                raise UploadStalled(
+                    f"The upload brought {size:,} bytes in {seconds:,.0f} s, and did not end."
+                ) from error
             raise UploadStalled(
                 f"The upload brought {brought:,} bytes in {RATE_SECONDS:g} s, after {size - brought:,}; "
                 f"the minimum is {RATE_BYTES:,}."

@@ -7,19 +7,28 @@ import errno
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from boxcal.app.fitting.server import upload_validation
 from boxcal.app.fitting.server.build import FitService
-from boxcal.app.http.problems import FitAlreadyOver, FitQueueFull, StorageFull, StorageUnavailable
+from boxcal.app.http.problems import (
+    BoxcalError,
+    FitAlreadyOver,
+    FitQueueFull,
+    StorageFull,
+    StorageUnavailable,
+    UploadStalled,
+)
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
-from boxcal.app.settings.limits import MAX_UPLOADS_OF_CLIENT as MOST
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
@@ -95,7 +104,7 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
                     async with jobs.reserve_slot("one"):
                         raise AssertionError("a folder was made")
         workspace.new_folder = make  # type: ignore[method-assign]
-        assert await hold(jobs, "one", MOST) == MOST
+        assert await hold(jobs, "one", 4) == 4
         assert jobs._slots._arriving.total() == 0
 
     run(tmp_path, scenario)
@@ -104,13 +113,51 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
 async def hold(jobs: Any, client: str, count: int) -> int:
     """Hold `count` slots of one client: one more is refused, and another client is served."""
     if count == 0:
-        with raises_problem(FitQueueFull, match=f"{MOST} uploads are arriving from {client}"):
+        with raises_problem(
+            FitQueueFull, match=f"4 uploads are arriving from {client}; the limit is 4, half"
+        ):
             async with jobs.reserve_slot(client):
                 pass
         async with jobs.reserve_slot("another"):
             return 0
     async with jobs.reserve_slot(client):
         return 1 + await hold(jobs, client, count - 1)
+
+
+def test_slow_uploads_of_three_addresses_leave_places_to_others(tmp_path: Path) -> None:
+    async def scenario(opened: FitService, _: Telemetry) -> None:
+        jobs = opened.jobs
+        async with AsyncExitStack() as stack:
+            taken = Counter[str]()
+            for client in "aaaaabbbccc":
+                with suppress(BoxcalError):
+                    await stack.enter_async_context(jobs.reserve_slot(client))
+                    taken[client] += 1
+            assert taken.total() == 7
+            for client in ("d", "e"):
+                await stack.enter_async_context(jobs.reserve_slot(client))
+            with raises_problem(FitQueueFull, match="9 uploads are arriving; at most 8 may wait"):
+                await stack.enter_async_context(jobs.reserve_slot("f"))
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.anyio
+async def test_a_steady_but_slow_upload_ends_within_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload_validation, "PATIENCE_SECONDS", 0.2)
+    headers = {"content-type": "application/json", "content-length": str(2**16)}
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        while True:
+            await asyncio.sleep(0.01)
+            yield b"x"
+
+    began = time.monotonic()
+    with raises_problem(UploadStalled, match="bytes in 0 s, and did not end"):
+        await upload_validation.receive(headers, pieces(), tmp_path / "body", 2**30)
+    assert 0.4 < time.monotonic() - began < 5  # a quarter of a second for 64 KiB
 
 
 def test_slow_uploads_are_given_up(service: Service) -> None:
@@ -129,9 +176,9 @@ def test_slow_uploads_are_given_up(service: Service) -> None:
         for connection in slow:
             connection.close()
     statuses = sorted(int(answer.split()[1]) for answer in answers)
-    assert statuses == [408] * MOST + [503] * (9 - MOST)
+    assert statuses == [408] * 4 + [503] * 5
     # Uploads have a higher minimum rate than other bodies, whose end says less.
-    assert sum(b"upload-stalled" in answer for answer in answers) == MOST
+    assert sum(b"upload-stalled" in answer for answer in answers) == 4
     accepted = service.client.post("/fit", files={"file": ("v", validation_npz(50))}, data={"method": "ts"})
     assert accepted.status_code == 202, accepted.text
     service.client.delete(accepted.headers["location"])
