@@ -2,15 +2,12 @@
 
 import { get, may, post } from "./api.js";
 import { Compare } from "./compare.js";
-import { ago, h, problem } from "./dom.js";
+import { actions, ago, button, count, h, paragraph, problem, QUIET } from "./dom.js";
 import { reportCards } from "./report.js";
 
 export function show(main, [chosen, against]) {
-  const page = new Calibration(
-    main,
-    chosen === undefined ? undefined : Number(chosen),
-    against === undefined ? undefined : Number(against),
-  );
+  const version = (part) => (part === undefined ? undefined : Number(part));
+  const page = new Calibration(main, version(chosen), version(against));
   page.start();
   return () => page.stopper.abort();
 }
@@ -70,29 +67,16 @@ class Calibration {
               h("span", { class: "version" }, `v${c.version}`),
               h("span", { class: "method" }, c.method),
               c.version === this.active ? h("span", { class: "badge" }, "active") : null,
-              h(
-                "small",
-                {},
-                c.version
-                  ? `${c.samples.toLocaleString("en")} samples, ${ago(c.created_at)}`
-                  : "the uncalibrated model",
-              ),
+              h("small", {}, c.version ? `${count(c.samples)} samples, ${ago(c.created_at)}` : "the uncalibrated model"),
             ),
           ),
         ),
       ),
-      h(
-        "div",
-        { class: "actions" },
-        h(
-          "button",
-          {
-            type: "button",
-            class: "quiet",
-            disabled: this.rollbackTo === null || !may("activate"),
-            onclick: () => this.rollback(),
-          },
+      actions(
+        button(
           this.rollbackTo === null ? "Nothing to roll back" : `Roll back to v${this.rollbackTo}`,
+          () => this.act("/calibrators/rollback", (now) => `Rolled back: v${now.version} ${now.method} is active.`),
+          { ...QUIET, disabled: this.rollbackTo === null || !may("activate") },
         ),
         may("fit") ? h("a", { class: "button quiet", href: "#/fit" }, "Fit a new one") : null,
       ),
@@ -112,29 +96,14 @@ class Calibration {
     this.said.replaceChildren(outcome);
   }
 
-  rollback() {
-    return this.act(
-      "/calibrators/rollback",
-      (now) => `Rolled back: v${now.version} ${now.method} is active.`,
-    );
-  }
-
   drawActivation() {
     this.activation.replaceChildren(
       this.chosen === this.active
         ? h("span", { class: "badge" }, "active")
-        : h(
-            "button",
-            {
-              type: "button",
-              disabled: !may("activate"),
-              onclick: () =>
-                this.act(
-                  `/calibrators/${this.chosen}/activate`,
-                  (now) => `v${now.version} ${now.method} is active.`,
-                ),
-            },
+        : button(
             `Activate v${this.chosen}`,
+            () => this.act(`/calibrators/${this.chosen}/activate`, (now) => `v${now.version} ${now.method} is active.`),
+            { disabled: !may("activate") },
           ),
     );
   }
@@ -172,9 +141,8 @@ class Calibration {
           "div",
           { class: "card" },
           heading,
-          h(
-            "p",
-            { class: "lead" },
+          paragraph(
+            "lead",
             "The softmax of the model. It was never fitted, so it has no report: the left half of any other report shows it.",
           ),
         ),

@@ -1,6 +1,6 @@
 // Drawings as SVG: reliability diagrams, intervals of metrics, lines over time.
 
-import { h, percent, s } from "./dom.js";
+import { count, h, percent, s } from "./dom.js";
 
 const SIZE = 320,
   PAD = { left: 40, right: 12, top: 10, bottom: 10 },
@@ -25,6 +25,11 @@ function runs(mesh) {
   return found;
 }
 
+const line = (kind, x1, y1, x2, y2, ...inside) => s("line", { class: kind, x1, y1, x2, y2 }, inside);
+const text = (kind, x, y, anchor, words) => s("text", { class: kind, x, y, "text-anchor": anchor }, words);
+const drawing = (kind, width, height, label, ...parts) =>
+  s("svg", { class: kind, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, parts);
+
 const path = (xs, ys, [px, py] = [x, y]) =>
   xs.map((v, i) => `${i ? "L" : "M"}${px(v).toFixed(1)} ${py(ys[i]).toFixed(1)}`).join("");
 
@@ -47,9 +52,9 @@ export function reliability(data, { kind, bounds = [], tallest }) {
   const height = PAD.top + SIZE + PAD.bottom + STRIP + FOOT,
     width = PAD.left + SIZE + PAD.right;
   const grid = [0, 0.25, 0.5, 0.75, 1].flatMap((v) => [
-    s("line", { class: "grid", x1: x(0), x2: x(1), y1: y(v), y2: y(v) }),
-    s("line", { class: "grid", x1: x(v), x2: x(v), y1: y(0), y2: y(1) }),
-    s("text", { class: "tick", x: x(0) - 6, y: y(v) + 4, "text-anchor": "end" }, `${100 * v}`),
+    line("grid", x(0), y(v), x(1), y(v)),
+    line("grid", x(v), y(0), x(v), y(1)),
+    text("tick", x(0) - 6, y(v) + 4, "end", `${100 * v}`),
   ]);
   const { bands, lines } = bandAndCurve(curve, kind);
   const marks = bins.map((bin) => {
@@ -58,12 +63,7 @@ export function reliability(data, { kind, bounds = [], tallest }) {
     return s(
       "g",
       { class: `bin ${kind}`, opacity: Math.min(1, 0.3 + bin.count / 30).toFixed(2) },
-      s("line", {
-        x1: x(bin.confidence),
-        x2: x(bin.confidence),
-        y1: y(bin.accuracy_low),
-        y2: y(bin.accuracy_high),
-      }),
+      line(null, place.cx, y(bin.accuracy_low), place.cx, y(bin.accuracy_high)),
       s("circle", place),
       s("circle", { ...place, r: 13, class: "catch" }, s("title", {}, words)),
     );
@@ -71,32 +71,24 @@ export function reliability(data, { kind, bounds = [], tallest }) {
   const floor = PAD.top + SIZE + PAD.bottom + STRIP,
     most = tallest ?? Math.max(...histogram.counts),
     w = SIZE / histogram.counts.length;
-  const columns = histogram.counts.map((n, i) =>
-    n
-      ? s("rect", {
-          class: "column",
-          x: x(0) + i * w + 0.5,
-          width: w - 1,
-          y: floor - (STRIP * n) / most,
-          height: (STRIP * n) / most,
-        })
-      : null,
-  );
-  const mark = (v, name) => s("line", { class: name, x1: x(v), x2: x(v), y1: floor - STRIP, y2: floor });
-  const limits = bounds.map(([v, name]) =>
-    s("line", { class: "limit", x1: x(v), x2: x(v), y1: y(0), y2: y(1) }, s("title", {}, name)),
-  );
+  const columns = histogram.counts.map((n, i) => {
+    const height = (STRIP * n) / most;
+    return n ? s("rect", { class: "column", x: x(0) + i * w + 0.5, width: w - 1, y: floor - height, height }) : null;
+  });
+  const mark = (v, name) => line(name, x(v), floor - STRIP, x(v), floor);
+  const limits = bounds.map(([v, name]) => line("limit", x(v), y(0), x(v), y(1), s("title", {}, name)));
   const gap = data.mean_confidence - data.accuracy,
     beside = x(Math.min(data.accuracy, data.mean_confidence)) - 6;
-  const note = (line, words, name = "note") =>
-    s("text", { class: name, x: beside, y: floor - STRIP + 11 + 14 * line, "text-anchor": "end" }, words);
+  const note = (place, words, name = "note") => text(name, beside, floor - STRIP + 11 + 14 * place, "end", words);
   const summary = `Reliability: accuracy ${percent(data.accuracy)}, mean confidence ${percent(data.mean_confidence)}.`;
-  return s(
-    "svg",
-    { class: "reliability", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": summary },
+  return drawing(
+    "reliability",
+    width,
+    height,
+    summary,
     grid,
     bands,
-    s("line", { class: "diagonal", x1: x(0), y1: y(0), x2: x(1), y2: y(1) }),
+    line("diagonal", x(0), y(0), x(1), y(1)),
     limits,
     lines,
     marks,
@@ -105,7 +97,7 @@ export function reliability(data, { kind, bounds = [], tallest }) {
       { class: "axis", transform: `translate(11 ${y(0.5)}) rotate(-90)`, "text-anchor": "middle" },
       "accuracy, %",
     ),
-    s("line", { class: "base", x1: x(0), x2: x(1), y1: floor, y2: floor }),
+    line("base", x(0), floor, x(1), floor),
     columns,
     mark(data.accuracy, "accuracy"),
     mark(data.mean_confidence, "confidence"),
@@ -116,10 +108,8 @@ export function reliability(data, { kind, bounds = [], tallest }) {
       Math.abs(gap) < 0.0005 ? "no gap" : `${percent(Math.abs(gap))} ${gap > 0 ? "over" : "under"}confident`,
       "note strong",
     ),
-    [0, 0.5, 1].map((v) =>
-      s("text", { class: "tick", x: x(v), y: floor + 15, "text-anchor": "middle" }, `${100 * v}`),
-    ),
-    s("text", { class: "axis", x: x(0.5), y: floor + 29, "text-anchor": "middle" }, "confidence, %"),
+    [0, 0.5, 1].map((v) => text("tick", x(v), floor + 15, "middle", `${100 * v}`)),
+    text("axis", x(0.5), floor + 29, "middle", "confidence, %"),
   );
 }
 
@@ -133,28 +123,19 @@ export function intervals(rows, { width = 220, low, high }) {
     rows.map(({ value, low: from, high: to, perfect, kind }, i) => {
       const middle = 9 + i * 13;
       if (value === null || value === undefined)
-        return s("text", { class: "note", x: width - 6, y: middle + 4, "text-anchor": "end" }, "infinite");
+        return text("note", width - 6, middle + 4, "end", "infinite");
       return s(
         "g",
         { class: kind },
-        s("path", {
-          class: "span",
-          d: `M${place(from ?? value)} ${middle - 3}v6m0 -3H${place(to ?? high)}m0 -3v6`,
-        }),
-        perfect === undefined
-          ? null
-          : s("line", {
-              class: "perfect",
-              x1: place(perfect),
-              x2: place(perfect),
-              y1: middle - 6,
-              y2: middle + 6,
-            }),
+        s("path", { class: "span", d: `M${place(from ?? value)} ${middle - 3}v6m0 -3H${place(to ?? high)}m0 -3v6` }),
+        perfect === undefined ? null : line("perfect", place(perfect), middle - 6, place(perfect), middle + 6),
         s("circle", { cx: place(value), cy: middle, r: 4 }),
       );
     }),
   );
 }
+
+const finite = (series) => series.flatMap(({ points }) => points.map(([, v]) => v)).filter(Number.isFinite);
 
 /** Lines over time, each a list of [milliseconds, value]. */
 export function lines(
@@ -164,44 +145,27 @@ export function lines(
   const left = 52,
     bottom = 20,
     top = 8;
-  const most = nice(
-    Math.max(least, ...series.flatMap((line) => line.points.map(([, v]) => v)).filter(Number.isFinite)),
-  );
+  const most = nice(Math.max(least, ...finite(series)));
   const px = (t) => width - 8 - ((width - left - 8) * (now - t)) / (1000 * seconds);
   const py = (v) => top + (height - top - bottom) * (1 - v / (most || 1));
-  return s(
-    "svg",
-    {
-      class: "lines",
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": series.map((line) => `${line.name}: ${unit(line.points.at(-1)?.[1] ?? 0)}`).join("; "),
-    },
+  return drawing(
+    "lines",
+    width,
+    height,
+    series.map(({ name, points }) => `${name}: ${unit(points.at(-1)?.[1] ?? 0)}`).join("; "),
     [0, 0.5, 1].map((f) => [
-      s("line", { class: "grid", x1: left, x2: width - 8, y1: py(f * most), y2: py(f * most) }),
-      s("text", { class: "tick", x: left - 6, y: py(f * most) + 4, "text-anchor": "end" }, unit(f * most)),
+      line("grid", left, py(f * most), width - 8, py(f * most)),
+      text("tick", left - 6, py(f * most) + 4, "end", unit(f * most)),
     ]),
     [seconds, seconds / 2, 0].map((ago) =>
-      s(
-        "text",
-        { class: "tick", x: px(now - 1000 * ago), y: height - 4, "text-anchor": ago ? "middle" : "end" },
-        ago ? `−${ago / 60} min` : "now",
-      ),
+      text("tick", px(now - 1000 * ago), height - 4, ago ? "middle" : "end", ago ? `−${ago / 60} min` : "now"),
     ),
-    series.map((line) => {
-      const points = line.points
+    series.map(({ kind, points }) => {
+      const shown = points
         .filter(([t, v]) => Number.isFinite(v) && now - t <= 1000 * seconds)
-        .map(([t, v]) => `${px(t).toFixed(1)},${py(v).toFixed(1)}`);
-      return points.length > 1
-        ? s("polyline", { class: `line ${line.kind}`, points: points.join(" ") })
-        : points.length
-          ? s("circle", {
-              class: `dot ${line.kind}`,
-              cx: points[0].split(",")[0],
-              cy: points[0].split(",")[1],
-              r: 2,
-            })
-          : null;
+        .map(([t, v]) => [px(t).toFixed(1), py(v).toFixed(1)]);
+      if (shown.length > 1) return s("polyline", { class: `line ${kind}`, points: shown.join(" ") });
+      return shown.map(([cx, cy]) => s("circle", { class: `dot ${kind}`, cx, cy, r: 2 }));
     }),
   );
 }
@@ -213,8 +177,8 @@ export function evidence(series, { labels, width = 560, height = 200 }) {
     top = 10,
     right = 10;
   const decades = (v) => v / Math.LN10;
-  const values = series.flatMap((line) => line.points.map(([, v]) => v)).filter(Number.isFinite);
-  const high = Math.ceil(decades(Math.max(...values, ...series.map((line) => line.threshold))) + 0.2),
+  const values = finite(series);
+  const high = Math.ceil(decades(Math.max(...values, ...series.map(({ threshold }) => threshold))) + 0.2),
     low = Math.max(-4, Math.floor(decades(Math.min(0, ...values))));
   const step = Math.ceil((high - low) / 5);
   const ticks = [];
@@ -223,47 +187,30 @@ export function evidence(series, { labels, width = 560, height = 200 }) {
   const py = (v) => top + ((height - top - bottom) * (high - Math.max(low, decades(v)))) / (high - low);
   const odds = (v) =>
     v > 6 ? `1e${v} : 1` : v < 0 ? `1 : ${(10 ** -v).toLocaleString("en")}` : `${(10 ** v).toLocaleString("en")} : 1`;
-  const now = (line) => odds(Number(decades(line.points.at(-1)[1] ?? 0).toFixed(1)));
-  return s(
-    "svg",
-    {
-      class: "lines evidence",
-      viewBox: `0 0 ${width} ${height}`,
-      role: "img",
-      "aria-label": `Evidence after ${labels} labels: ${series.map((line) => `${line.name} ${now(line)}`).join("; ")}`,
-    },
+  const now = ({ points }) => odds(Number(decades(points.at(-1)[1] ?? 0).toFixed(1)));
+  return drawing(
+    "lines evidence",
+    width,
+    height,
+    `Evidence after ${labels} labels: ${series.map((one) => `${one.name} ${now(one)}`).join("; ")}`,
     ticks.map((v) => [
-      s("line", { class: "grid", x1: left, x2: width - right, y1: py(v * Math.LN10), y2: py(v * Math.LN10) }),
-      s("text", { class: "tick", x: left - 6, y: py(v * Math.LN10) + 4, "text-anchor": "end" }, odds(v)),
+      line("grid", left, py(v * Math.LN10), width - right, py(v * Math.LN10)),
+      text("tick", left - 6, py(v * Math.LN10) + 4, "end", odds(v)),
     ]),
-    [0, 0.5, 1].map((part) =>
-      s(
-        "text",
-        {
-          class: "tick",
-          x: px(part * labels),
-          y: height - 5,
-          "text-anchor": part === 0 ? "start" : part === 1 ? "end" : "middle",
-        },
-        `${Math.round(part * labels).toLocaleString("en")}${part === 1 ? " labels" : ""}`,
-      ),
+    [
+      [0, "start", ""],
+      [0.5, "middle", ""],
+      [1, "end", " labels"],
+    ].map(([part, anchor, unit]) =>
+      text("tick", px(part * labels), height - 5, anchor, `${count(Math.round(part * labels))}${unit}`),
     ),
-    series.map((line) => [
-      s("line", {
-        class: `threshold ${line.kind}`,
-        x1: left,
-        x2: width - right,
-        y1: py(line.threshold),
-        y2: py(line.threshold),
-      }),
-      s("polyline", {
-        class: `line ${line.kind}`,
-        points: line.points
-          .filter(([, v]) => Number.isFinite(v))
-          .map(([n, v]) => `${px(n).toFixed(1)},${py(v).toFixed(1)}`)
-          .join(" "),
-      }),
-    ]),
+    series.map(({ kind, threshold, points }) => {
+      const shown = points.filter(([, v]) => Number.isFinite(v)).map(([n, v]) => `${px(n).toFixed(1)},${py(v).toFixed(1)}`);
+      return [
+        line(`threshold ${kind}`, left, py(threshold), width - right, py(threshold)),
+        s("polyline", { class: `line ${kind}`, points: shown.join(" ") }),
+      ];
+    }),
   );
 }
 
@@ -291,17 +238,14 @@ export function small(panel, label) {
     "figure",
     {},
     h("figcaption", {}, label, h("small", {}, ` ${panel.positives}`)),
-    s(
-      "svg",
-      {
-        class: "small-multiple",
-        viewBox: `0 0 ${side + 8} ${side + 8}`,
-        role: "img",
-        "aria-label": `Reliability of class ${label}`,
-      },
+    drawing(
+      "small-multiple",
+      side + 8,
+      side + 8,
+      `Reliability of class ${label}`,
       s("rect", { class: "frame", x: 4, y: 4, width: side, height: side }),
       after.bands,
-      s("line", { class: "diagonal", x1: 4, y1: 4 + side, x2: 4 + side, y2: 4 }),
+      line("diagonal", 4, 4 + side, 4 + side, 4),
       before.lines,
       after.lines,
     ),

@@ -1,7 +1,10 @@
 // Comparison of versions, and of methods, on one validation set that is uploaded: all differences are paired.
 
 import { get, upload } from "./api.js";
-import { acceptDrops, bytes, h, problem, scroll, signed, table, warnings } from "./dom.js";
+import {
+  acceptDrops, actions, button, bytes, count, definitions, field, fileChoice, h, LINK, number, paragraph, problem,
+  row, scroll, signed, table, warnings,
+} from "./dom.js";
 
 const COLUMNS = [
   ["error_rate", "Error rate", true],
@@ -22,14 +25,7 @@ const state = { file: null, result: null };
 export class Compare {
   constructor({ records, chosen, against }) {
     const initial = [against ?? 0, chosen];
-    this.file = h("input", {
-      type: "file",
-      class: "visually-hidden",
-      id: "compared",
-      accept: ".npz,.parquet,.arrow,.csv,.json,.zip",
-      onchange: () => this.file.files[0] && this.choose(this.file.files[0]),
-    });
-    this.drop = h("label", { class: "drop", for: "compared" }, h("span", { class: "hint" }));
+    [this.file, this.drop] = fileChoice("compared", "drop", "", (file) => this.choose(file));
     const check = (name, value, label, checked) =>
       h(
         "label",
@@ -47,24 +43,23 @@ export class Compare {
     );
     this.methods = h("fieldset", { class: "choices" }, h("legend", {}, "Methods, cross-fitted on the file"));
     this.reference = h("select", { id: "reference", onchange: () => this.changed() });
-    this.go = h("button", { type: "button", onclick: () => this.submit() }, "Compare");
+    this.go = button("Compare", () => this.submit());
     this.live = h("div", { class: "live", "aria-live": "polite" });
     this.preferred = initial[0];
     this.card = h(
       "details",
       { class: "card single compared", open: Boolean(state.result) },
       h("summary", {}, "Compare versions and methods on one file"),
-      h(
-        "p",
-        { class: "muted small" },
+      paragraph(
+        "muted small",
         "Every version and method answers the same samples, so the differences are paired. Use data that no version was fitted to.",
       ),
       this.file,
       this.drop,
       this.versions,
-      h("label", { class: "field", for: "reference" }, h("span", {}, "Compare versions with"), this.reference),
+      field("Compare versions with", this.reference),
       h("details", {}, h("summary", {}, "Methods"), this.methods),
-      h("div", { class: "actions" }, this.go),
+      actions(this.go),
       this.live,
     );
     acceptDrops(this.card, this.drop, (file) => this.choose(file));
@@ -77,24 +72,13 @@ export class Compare {
   async loadMethods(check) {
     try {
       const { methods } = await get("/methods");
+      const preselect = () => {
+        for (const box of this.methods.querySelectorAll("input")) box.checked = PRESELECTED.includes(box.value);
+        this.changed();
+      };
       this.methods.append(
-        ...methods
-          .filter(({ reads }) => reads === "logits")
-          .map(({ name }) => check("method", name, name, false)),
-      );
-      this.methods.append(
-        h(
-          "button",
-          {
-            type: "button",
-            class: "link",
-            onclick: () => {
-              for (const box of this.methods.querySelectorAll("input")) box.checked = PRESELECTED.includes(box.value);
-              this.changed();
-            },
-          },
-          `choose ${PRESELECTED.join(", ")}`,
-        ),
+        ...methods.filter(({ reads }) => reads === "logits").map(({ name }) => check("method", name, name, false)),
+        button(`choose ${PRESELECTED.join(", ")}`, preselect, LINK),
       );
     } catch (error) {
       this.fail(error);
@@ -154,7 +138,7 @@ export class Compare {
   progress(stage, share) {
     this.live.replaceChildren(
       h("div", { class: "stage" }, stage),
-      h("progress", share === undefined ? { "aria-label": stage } : { max: 1, value: share, "aria-label": stage }),
+      h("progress", { "aria-label": stage, ...(share !== undefined && { max: 1, value: share }) }),
     );
   }
 
@@ -165,13 +149,12 @@ export class Compare {
   show(result) {
     const left = Object.entries(result.left_out);
     this.live.replaceChildren(
-      ...result.sentences.map((sentence) => h("p", { class: "lead" }, sentence)),
+      ...result.sentences.map((sentence) => paragraph("lead", sentence)),
       warnings(result.warnings),
       scroll("Comparison", results(result)),
-      h(
-        "p",
-        { class: "muted small" },
-        `${result.fit_samples.toLocaleString("en")} samples. Lower is better; the standard error is in brackets. ▼ lower and ▲ higher than the row that it is compared with; *: the paired 95 % interval does not contain 0; bold: the best of its column.`,
+      paragraph(
+        "muted small",
+        `${count(result.fit_samples)} samples. Lower is better; the standard error is in brackets. ▼ lower and ▲ higher than the row that it is compared with; *: the paired 95 % interval does not contain 0; bold: the best of its column.`,
         left.length ? ` Left out: ${left.map(([name, why]) => `${name} (${why})`).join("; ")}.` : "",
       ),
       ...result.methods.filter((row) => row.method.startsWith("version")).map(differences),
@@ -193,9 +176,7 @@ function results({ methods }) {
     const { value, standard_error: error, improves, clear } = row.metrics[name];
     const mark = improves === null ? "" : ` ${improves ? "▼" : "▲"}${clear ? "*" : ""}`;
     const text = write(value, share);
-    return h(
-      "td",
-      { class: "n" },
+    return number(
       Number(text) === best[name] ? h("b", {}, text) : text,
       h("small", {}, ` (${error === null ? "–" : write(error, share)})`),
       h("span", { class: `mark ${improves === null ? "" : improves ? "better" : "worse"}` }, mark),
@@ -205,14 +186,8 @@ function results({ methods }) {
   return table(
     "papers",
     [h("th", {}, ""), head, h("th", { class: "n" }, "changed labels")],
-    methods.map((row) =>
-      h(
-        "tr",
-        {},
-        h("th", { scope: "row" }, row.method),
-        COLUMNS.map((column) => cell(row, column)),
-        h("td", { class: "n" }, row.changed_labels),
-      ),
+    methods.map((one) =>
+      row(h("th", { scope: "row" }, one.method), COLUMNS.map((column) => cell(one, column)), number(one.changed_labels)),
     ),
   );
 }
@@ -223,21 +198,13 @@ function differences(row) {
     "details",
     { class: "differences", open: true },
     h("summary", {}, `${row.method} less ${row.base}`),
-    h(
-      "dl",
-      {},
-      PAIRED.flatMap((name) => {
+    definitions(
+      PAIRED.map((name) => {
         const { change } = row.metrics[name];
         const share = name === "smooth_ece" || name === "error_rate";
         const text = (v) => (v === null ? "–" : signed(share ? 100 * v : v, share ? 2 : 4));
-        return [
-          h("dt", {}, TITLES[name]),
-          h(
-            "dd",
-            {},
-            change ? `${text(change.value)}${share ? " pp" : ""}, 95 % interval ${text(change.low)} to ${text(change.high)}` : "–",
-          ),
-        ];
+        const span = () => `95 % interval ${text(change.low)} to ${text(change.high)}`;
+        return [TITLES[name], change ? `${text(change.value)}${share ? " pp" : ""}, ${span()}` : "–"];
       }),
     ),
   );

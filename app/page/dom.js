@@ -35,6 +35,32 @@ export const warnings = (found) =>
       )
     : "";
 
+/** A button; `more` has its other attributes. */
+export const button = (text, onclick, more) => h("button", { type: "button", onclick, ...more }, text);
+export const QUIET = { class: "quiet" };
+export const LINK = { class: "link" };
+
+export const paragraph = (kind, ...content) => h("p", { class: kind }, content);
+export const actions = (...buttons) => h("div", { class: "actions" }, buttons);
+export const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), content);
+export const field = (name, control) =>
+  h("label", { class: "field", for: control.id }, h("span", {}, name), control);
+export const definitions = (entries) =>
+  h("dl", {}, entries.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
+/** A choice of labelled data, and the label on which a file is dropped. */
+export function fileChoice(id, kind, hint, choose) {
+  const onchange = () => file.files[0] && choose(file.files[0]);
+  const accept = ".npz,.parquet,.arrow,.csv,.json,.zip";
+  const file = h("input", { type: "file", class: "visually-hidden", id, accept, onchange });
+  return [file, h("label", { class: kind, for: id }, h("span", { class: "hint" }, hint))];
+}
+
+export const cell = (...content) => h("td", {}, content);
+export const number = (...content) => h("td", { class: "n" }, content);
+export const row = (...cells) => h("tr", {}, cells);
+export const count = (n) => (n ?? 0).toLocaleString("en");
+
 export const table = (kind, head, rows) =>
   h("table", { class: kind }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
 

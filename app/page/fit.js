@@ -1,7 +1,10 @@
 // Fit: upload validation data, follow the fit, and list earlier fits.
 
 import { follow, get, may, remove, upload } from "./api.js";
-import { acceptDrops, ago, bytes, h, problem, scroll, table, warnings } from "./dom.js";
+import {
+  acceptDrops, ago, button, bytes, card, cell, count, field, fileChoice, h, number, problem, QUIET, row, scroll,
+  table, warnings,
+} from "./dom.js";
 
 const UNFINISHED = ["queued", "running"];
 const RECONNECT_MS = 2000;
@@ -15,38 +18,13 @@ export function show(main) {
 class Fit {
   constructor(main) {
     this.stopper = new AbortController();
-    this.file = h("input", {
-      type: "file",
-      class: "visually-hidden",
-      id: "data",
-      accept: ".npz,.parquet,.arrow,.csv,.json,.zip",
-      onchange: () => this.choose(this.file.files[0]),
-    });
-    this.drop = h(
-      "label",
-      { class: "drop tall", for: "data" },
-      h(
-        "span",
-        { class: "hint" },
-        h("b", {}, "Drop validation data"),
-        " or ",
-        h("u", {}, "choose a file"),
-        h(
-          "small",
-          {},
-          "logits, labels: .npz, .parquet, .arrow, .csv, .json · images: .zip, one folder per class",
-        ),
-      ),
-    );
+    const kinds = "logits, labels: .npz, .parquet, .arrow, .csv, .json · images: .zip, one folder per class";
+    const hint = [h("b", {}, "Drop validation data"), " or ", h("u", {}, "choose a file"), h("small", {}, kinds)];
+    [this.file, this.drop] = fileChoice("data", "drop tall", hint, (file) => this.choose(file));
     this.method = h("select", { id: "method" }, h("option", { value: "auto" }, "auto: by cross-validation"));
     this.reads = h("p", { class: "muted small" });
     this.budget = h("input", { id: "budget", type: "number", min: 1, max: 3600, placeholder: "default" });
-    this.budgetField = h(
-      "label",
-      { class: "field", for: "budget" },
-      h("span", {}, "Time to compare methods, seconds"),
-      this.budget,
-    );
+    this.budgetField = field("Time to compare methods, seconds", this.budget);
     this.method.addEventListener("change", () => this.methodChanged());
     const policies = [
       ["if_better", "if it is significantly better"],
@@ -72,7 +50,7 @@ class Fit {
         ),
       ),
     );
-    this.go = h("button", { type: "button", disabled: true, onclick: () => this.submit() }, "Fit");
+    this.go = button("Fit", () => this.submit(), { disabled: true });
     this.live = h("div", { class: "live", "aria-live": "polite" });
     this.past = scroll("Table");
     const form = h(
@@ -81,7 +59,7 @@ class Fit {
       h("h1", {}, "Fit a calibrator"),
       this.file,
       this.drop,
-      h("label", { class: "field", for: "method" }, h("span", {}, "Method"), this.method),
+      field("Method", this.method),
       this.reads,
       this.budgetField,
       this.policy,
@@ -89,7 +67,7 @@ class Fit {
       this.live,
     );
     acceptDrops(form, this.drop, (file) => this.choose(file));
-    main.append(form, h("section", { class: "card" }, h("h2", {}, "Fits"), this.past));
+    main.append(form, card("Fits", this.past));
   }
 
   async start() {
@@ -113,7 +91,6 @@ class Fit {
   }
 
   choose(file) {
-    if (!file) return;
     this.chosen = file;
     this.go.disabled = false;
     this.drop.classList.add("chosen");
@@ -150,19 +127,10 @@ class Fit {
   }
 
   progress(stage, share, cancel) {
-    const bar = h(
-      "progress",
-      share > 0 ? { max: 1, value: share, "aria-label": stage } : { "aria-label": stage },
-    );
     this.live.replaceChildren(
-      h(
-        "div",
-        { class: "stage" },
-        h("span", {}, stage),
-        h("span", { class: "n" }, `${Math.round(100 * share)} %`),
-      ),
-      bar,
-      cancel ? h("button", { type: "button", class: "quiet", onclick: cancel }, "Cancel") : "",
+      h("div", { class: "stage" }, h("span", {}, stage), h("span", { class: "n" }, `${Math.round(100 * share)} %`)),
+      h("progress", { "aria-label": stage, ...(share > 0 && { max: 1, value: share }) }),
+      cancel ? button("Cancel", cancel, QUIET) : "",
     );
   }
 
@@ -235,22 +203,16 @@ class Fit {
 
 function fitTable(fits) {
   const seconds = (fit) => ((new Date(fit.finished_at) - new Date(fit.started_at)) / 1000).toFixed(1);
-  const row = (fit) =>
-    h(
-      "tr",
-      {},
-      h("td", {}, ago(fit.created_at)),
-      h("td", {}, fit.method),
-      h("td", { class: "n" }, fit.samples?.toLocaleString("en")),
-      h("td", { class: "n" }, fit.finished_at && fit.started_at ? `${seconds(fit)} s` : ""),
-      h(
-        "td",
-        {},
-        fit.state === "succeeded"
-          ? [h("a", { href: `#/calibration/${fit.calibrator}` }, `v${fit.calibrator}`), " ", fit.decision]
-          : [h("b", {}, fit.state), " ", fit.error ?? fit.stage],
-      ),
+  const shown = (fit) =>
+    row(
+      cell(ago(fit.created_at)),
+      cell(fit.method),
+      number(fit.samples === undefined ? "" : count(fit.samples)),
+      number(fit.finished_at && fit.started_at ? `${seconds(fit)} s` : ""),
+      fit.state === "succeeded"
+        ? cell(h("a", { href: `#/calibration/${fit.calibrator}` }, `v${fit.calibrator}`), " ", fit.decision)
+        : cell(h("b", {}, fit.state), " ", fit.error ?? fit.stage),
     );
   const head = ["when", "method", "samples", "duration", "outcome"].map((name) => h("th", {}, name));
-  return table("fits", head, fits.map(row));
+  return table("fits", head, fits.map(shown));
 }

@@ -1,6 +1,6 @@
 // The input of the view Try: an image (a file, dropped, pasted or an example), another input of the model or logits as text.
 
-import { acceptDrops, h } from "./dom.js";
+import { acceptDrops, button, h } from "./dom.js";
 
 // Kept while the page is open, so that other views do not reset it.
 const state = { mode: "image", blob: null, name: "", png: null, input: null, written: "", logits: null, text: "" };
@@ -32,18 +32,8 @@ export class Input {
       id: "image",
       onchange: () => this.file.files[0] && this.take(this.file.files[0], this.file.files[0].name),
     });
-    this.drop = h(
-      "label",
-      { class: "drop", for: "image" },
-      this.preview,
-      h(
-        "span",
-        { class: "hint" },
-        h("b", {}, "Drop an image"),
-        ", paste one, or ",
-        h("u", {}, "choose a file"),
-      ),
-    );
+    const hint = [h("b", {}, "Drop an image"), ", paste one, or ", h("u", {}, "choose a file")];
+    this.drop = h("label", { class: "drop", for: "image" }, this.preview, h("span", { class: "hint" }, hint));
     this.examples = h("div", { class: "examples", role: "group", "aria-label": "Example images" });
     this.area = h(
       "textarea",
@@ -72,18 +62,7 @@ export class Input {
       "div",
       { class: "segments", role: "radiogroup", "aria-label": "Input" },
       Object.entries(NAMES).map(([mode, name]) =>
-        h(
-          "label",
-          {},
-          h("input", {
-            type: "radio",
-            name: "mode",
-            value: mode,
-            checked: mode === state.mode,
-            onchange: () => this.setMode(mode),
-          }),
-          name,
-        ),
+        h("label", {}, h("input", { type: "radio", name: "mode", value: mode, onchange: () => this.setMode(mode) }), name),
       ),
     );
     this.parts = [this.modes, this.file, this.drop, this.examples, this.written, this.area, this.next];
@@ -120,18 +99,11 @@ export class Input {
           : made;
     if (own === "image" && !examples.length) examples = [drawn()];
     this.examples.replaceChildren(
-      ...examples.map((example, i) =>
-        h(
-          "button",
-          {
-            type: "button",
-            title: example.name,
-            "aria-label": `Example ${i + 1}: ${example.name}`,
-            onclick: () => this.takeExample(example),
-          },
-          h("img", { src: `data:image/png;base64,${example.png}`, alt: "" }),
-        ),
-      ),
+      ...examples.map((example, i) => {
+        const image = h("img", { src: `data:image/png;base64,${example.png}`, alt: "" });
+        const named = { title: example.name, "aria-label": `Example ${i + 1}: ${example.name}` };
+        return button(image, () => this.takeExample(example), named);
+      }),
     );
     if (!isFirst) return;
     if (own === "image") this.takeExample(examples[0]);
@@ -202,18 +174,10 @@ export class Input {
 
   readLogits() {
     state.text = this.area.value;
-    const words = state.text
-      .replaceAll(/[[\],;]/g, " ")
-      .trim()
-      .split(/\s+/)
-      .filter(Boolean);
-    const numbers = words.map(Number);
+    const numbers = state.text.split(/[\s[\],;]+/).filter(Boolean).map(Number);
     if (numbers.some((x) => !Number.isFinite(x))) {
       state.logits = null;
-      this.refuse({
-        title: "Not a number",
-        message: "Logits are finite numbers, separated by commas or spaces.",
-      });
+      this.refuse({ title: "Not a number", message: "Logits are finite numbers, separated by commas or spaces." });
       return;
     }
     state.logits = numbers.length ? numbers : null;

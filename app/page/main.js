@@ -1,7 +1,7 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
 import { follow, get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
-import { h, problem } from "./dom.js";
+import { actions, button, field, h, LINK, paragraph, problem, QUIET } from "./dom.js";
 
 const views = {
   try: () => import("./try.js"),
@@ -49,15 +49,13 @@ async function route() {
     if (own !== turn) return;
     main.className = "";
     main.replaceChildren(
-      problem(
-        { title: `The view ${title} could not be loaded`, message },
-        h("div", { class: "actions" }, h("button", { type: "button", onclick: route }, "Try again")),
-      ),
+      problem({ title: `The view ${title} could not be loaded`, message }, actions(button("Try again", route))),
     );
   }
 }
 
 let shown, active;
+const lost = (why) => [h("span", { class: "dot bad", "aria-hidden": "true" }), h("span", {}, why)];
 
 /** Show the active version, and tell the view when it changed. One cheap request every ten seconds; two if the version changed. */
 async function refreshStatus() {
@@ -70,26 +68,20 @@ async function refreshStatus() {
     const { method } = may("read") ? await get(`/calibrators/${version}`) : {};
     if (active !== undefined && active !== version) dispatchEvent(new Event("boxcal:activated"));
     shown = active = version;
+    const badge = { class: "badge", title: "The active calibrator" };
     status.replaceChildren(
       h("span", { class: "dot ok", "aria-hidden": "true" }),
       names[1]
         ? h("select", { title: "Model", onchange: (event) => useModel(event.target.value) }, names.map((each) => h("option", { selected: each === name }, each)))
         : h("span", { class: "model" }, name),
       may("read")
-        ? h(
-            "a",
-            { class: "badge", href: `#/calibration/${version}`, title: "The active calibrator" },
-            `v${version} ${method}`,
-          )
-        : h("span", { class: "badge", title: "The active calibrator" }, `v${version}`),
-      hasKey() ? h("button", { type: "button", class: "link", onclick: signOut }, "Sign out") : "",
+        ? h("a", { ...badge, href: `#/calibration/${version}` }, `v${version} ${method}`)
+        : h("span", badge, `v${version}`),
+      hasKey() ? button("Sign out", signOut, LINK) : "",
     );
   } catch (error) {
     shown = undefined;
-    status.replaceChildren(
-      h("span", { class: "dot bad", "aria-hidden": "true" }),
-      h("span", {}, error.title ?? "unreachable"),
-    );
+    status.replaceChildren(...lost(error.title ?? "unreachable"));
   }
 }
 
@@ -130,14 +122,9 @@ function signIn({ detail: problem }) {
     "form",
     { method: "dialog", class: "sign-in" },
     h("h2", {}, problem.status === 401 ? "Sign in" : "This key is not allowed to do that"),
-    h("p", { class: "muted" }, problem.message),
-    h("label", { class: "field", for: "key" }, h("span", {}, "API key"), input),
-    h(
-      "div",
-      { class: "actions" },
-      h("button", { type: "submit" }, "Use this key"),
-      h("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Cancel"),
-    ),
+    paragraph("muted", problem.message),
+    field("API key", input),
+    actions(h("button", { type: "submit" }, "Use this key"), button("Cancel", () => dialog.close(), QUIET)),
   );
   const dialog = h("dialog", { "aria-label": "Sign in" }, form);
   form.addEventListener("submit", () => {
@@ -166,13 +153,8 @@ async function start() {
       unknown = false;
     } catch (error) {
       const refused = error.status === 401 || error.status === 403;
-      status.replaceChildren(
-        h("span", { class: "dot bad", "aria-hidden": "true" }),
-        h("span", {}, error.title),
-        refused
-          ? h("button", { type: "button", class: "link", onclick: () => signIn({ detail: error }) }, "Sign in")
-          : "",
-      );
+      const ask = () => signIn({ detail: error });
+      status.replaceChildren(...lost(error.title), refused ? button("Sign in", ask, LINK) : "");
       main.replaceChildren(
         problem(error, h("p", {}, refused ? "Sign in to use this page." : "This page asks again every two seconds.")),
       );

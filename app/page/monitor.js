@@ -2,7 +2,10 @@
 
 import { get, may, post } from "./api.js";
 import { evidence, key } from "./charts.js";
-import { ago, h, percent, problem, scroll, signed, table, tiles } from "./dom.js";
+import {
+  actions, ago, button, card, cell, count, definitions, h, number, paragraph, percent, problem, QUIET, row, scroll,
+  signed, table, tiles,
+} from "./dom.js";
 
 const EVERY = 5000; // ms between requests; decisions arrive by events
 const DECISIONS = 20;
@@ -34,7 +37,6 @@ class Monitor {
     this.change = h("div");
     this.decisions = scroll("Decisions");
     this.note = h("input", { id: "note", maxlength: 500, placeholder: "optional: why" });
-    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
     main.append(
       h("h1", { class: "visually-hidden" }, "Monitoring of calibration"),
       this.lost,
@@ -105,42 +107,20 @@ class Monitor {
       watching: alarm === null ? "" : "A refit needs 1,000 labels since the change.",
     }[phase];
     const proposed = phase === "proposed";
+    const activate = () => this.act(`/calibrators/${challenger}/activate?expected=${calibrator.version}`);
+    const acknowledge = () => this.act("/monitor/acknowledge", this.note.value ? { note: this.note.value } : {});
     this.state.replaceChildren(
       h("p", { class: `signal ${alarm ? "alarm" : labels < 50 ? "" : "calm"}` }, mark),
       h("p", { class: "lead" }, sentence, next ? ` ${next}` : ""),
       alarm || proposed
-        ? h(
-            "div",
-            { class: "actions" },
-            proposed
-              ? h(
-                  "button",
-                  {
-                    type: "button",
-                    disabled: !may("activate"),
-                    onclick: () =>
-                      this.act(`/calibrators/${challenger}/activate?expected=${calibrator.version}`),
-                  },
-                  `Activate v${challenger}`,
-                )
-              : null,
+        ? actions(
+            proposed ? button(`Activate v${challenger}`, activate, { disabled: !may("activate") }) : null,
             h("label", { class: "field note", for: "note" }, h("span", {}, "Note"), this.note),
-            h(
-              "button",
-              {
-                type: "button",
-                class: "quiet",
-                disabled: !may("activate"),
-                onclick: () =>
-                  this.act("/monitor/acknowledge", this.note.value ? { note: this.note.value } : {}),
-              },
-              proposed ? "Acknowledge and decline" : "Acknowledge",
-            ),
+            button(proposed ? "Acknowledge and decline" : "Acknowledge", acknowledge, { ...QUIET, disabled: !may("activate") }),
           )
         : "",
-      h(
-        "p",
-        { class: "muted small" },
+      paragraph(
+        "muted small",
         alarm || proposed
           ? "An acknowledgement begins the test anew and declines a proposed version."
           : acknowledged
@@ -151,7 +131,6 @@ class Monitor {
   }
 
   drawTiles({ labels, expected_accuracy: accuracy, metrics, drift, log, skipped }) {
-    const count = (n) => (n ?? 0).toLocaleString("en");
     const sources = Object.entries(log.sources).map(([name, n]) => `${name} ${count(n)}`);
     const span = accuracy && accuracy.low !== undefined && accuracy.low !== null;
     const rows = [
@@ -214,31 +193,23 @@ class Monitor {
       ["diagnosis", CHANGES[kind] ?? kind],
       classes.length ? ["classes", classes.join(", ")] : null,
       confidence ? ["confidence", `${percent(confidence[0], 0)} to ${percent(confidence[1], 0)}`] : null,
-      ["began", `about ${since.toLocaleString("en")} labels ago${began ? `, ${ago(1000 * began)}` : ""}`],
+      ["began", `about ${count(since)} labels ago${began ? `, ${ago(1000 * began)}` : ""}`],
       ["recoverable NLL", `${signed(-diagnosis.recoverable_nll)} nats a label by a recalibration`],
       ["at least", `${signed(-diagnosis.recoverable_nll_lower)} nats a label (99 %)`],
     ].filter(Boolean);
     this.change.replaceChildren(
-      h("dl", {}, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
+      definitions(rows),
       h("p", { class: "muted small" }, "The diagnosis names the bet that gained most; it is not a test."),
     );
   }
 
   drawDecisions(decisions) {
-    const row = ({ created_at: at, kind, sentence, labels }) =>
-      h(
-        "tr",
-        {},
-        h("td", {}, ago(at)),
-        h("td", {}, kind.replaceAll("_", " ")),
-        h("td", { class: "n" }, labels.toLocaleString("en")),
-        h("td", {}, sentence),
-      );
+    const rows = decisions.map(({ created_at: at, kind, sentence, labels }) =>
+      row(cell(ago(at)), cell(kind.replaceAll("_", " ")), number(count(labels)), cell(sentence)),
+    );
     const head = ["when", "what", "labels", "reason"].map((name) => h("th", { class: name === "labels" ? "n" : "" }, name));
     this.decisions.replaceChildren(
-      decisions.length
-        ? table("fits decisions", head, decisions.map(row))
-        : h("p", { class: "muted" }, "None yet."),
+      decisions.length ? table("fits decisions", head, rows) : paragraph("muted", "None yet."),
     );
   }
 }

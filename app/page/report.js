@@ -2,7 +2,9 @@
 
 import { hasKey, save, url } from "./api.js";
 import { intervals, key, reliability, small } from "./charts.js";
-import { bytes, h, percent, scroll, signed, table, warnings } from "./dom.js";
+import {
+  button, bytes, count, definitions, h, LINK, number, paragraph, percent, scroll, signed, table, warnings,
+} from "./dom.js";
 
 const METRICS = [
   ["error_rate", "Error rate", true],
@@ -44,10 +46,9 @@ function verdict(report) {
   const { low, high } = e.difference;
   const clear = high < 0 || low > 0;
   const words = clear ? [high < 0 ? "falls from " : "rises from ", " to ", ""] : ["is ", " before and ", " after, which is not clearly different"];
-  return h(
-    "p",
-    { class: "lead" },
-    `On ${report.samples.toLocaleString("en")} samples that the fit did not see, the calibration error ${words[0]}`,
+  return paragraph(
+    "lead",
+    `On ${count(report.samples)} samples that the fit did not see, the calibration error ${words[0]}`,
     h("b", {}, percent(e.before.value)),
     words[1],
     h("b", {}, percent(e.after.value)),
@@ -84,23 +85,12 @@ function diagrams(record, report, against, other) {
     h(
       "div",
       { class: "pair" },
-      figure(
-        other ? `v${against} ${other.method}` : "Before: softmax",
-        left,
-        "before",
-        other ? limits(other) : [],
-      ),
-      figure(
-        `${other ? "" : "After: "}v${record.version} ${report.method}`,
-        after,
-        "answer",
-        limits(report),
-      ),
+      figure(other ? `v${against} ${other.method}` : "Before: softmax", left, "before", other ? limits(other) : []),
+      figure(`${other ? "" : "After: "}v${record.version} ${report.method}`, after, "answer", limits(report)),
     ),
     other
-      ? h(
-          "p",
-          { class: "muted small" },
+      ? paragraph(
+          "muted small",
           `This is not a paired comparison: each version was evaluated on its own validation data (${other.samples} and ${report.samples} samples), which the service does not keep. For a paired comparison, upload one file below.`,
         )
       : null,
@@ -122,12 +112,12 @@ function metrics(record, report, against, other) {
       left = other ? other.metrics[name].after : own.before,
       right = own.after;
     const write = (v) => (v === null ? "infinite" : share ? percent(v, 2) : v.toFixed(4));
-    const high =
-      Math.max(
-        ...[left, right]
-          .flatMap((m) => [m.value, m.high, m.perfect])
-          .filter((v) => v !== null && Number.isFinite(v)),
-      ) * 1.04;
+    const ends = [left, right].flatMap((m) => [m.value, m.high, m.perfect]);
+    const high = Math.max(...ends.filter((v) => Number.isFinite(v))) * 1.04;
+    const compared = [
+      { ...left, kind: "before" },
+      { ...right, kind: "answer" },
+    ];
     const d = other ? null : own.difference,
       verdict = !d ? "" : d.high < 0 ? "better" : d.low > 0 ? "worse" : "unclear";
     const sign = (v) =>
@@ -137,19 +127,9 @@ function metrics(record, report, against, other) {
       "tr",
       { class: i >= FIRST ? "extra" : "" },
       h("th", { scope: "row" }, label),
-      h("td", { class: "n" }, write(left.value)),
+      number(write(left.value)),
       h("td", { class: "n strong" }, write(right.value)),
-      h(
-        "td",
-        { class: "plot" },
-        intervals(
-          [
-            { ...left, kind: "before" },
-            { ...right, kind: "answer" },
-          ],
-          { low: 0, high },
-        ),
-      ),
+      h("td", { class: "plot" }, intervals(compared, { low: 0, high })),
       d
         ? h(
             "td",
@@ -173,20 +153,12 @@ function metrics(record, report, against, other) {
     ],
     rows.map(row),
   );
-  const toggle = h(
-    "button",
-    {
-      type: "button",
-      class: "link",
-      "aria-expanded": "false",
-      onclick: () => {
-        const all = !shown.classList.toggle("short");
-        toggle.setAttribute("aria-expanded", all);
-        toggle.textContent = all ? "Fewer metrics" : `All ${rows.length} metrics`;
-      },
-    },
-    `All ${rows.length} metrics`,
-  );
+  const flip = () => {
+    const all = !shown.classList.toggle("short");
+    toggle.setAttribute("aria-expanded", all);
+    toggle.textContent = all ? "Fewer metrics" : `All ${rows.length} metrics`;
+  };
+  const toggle = button(`All ${rows.length} metrics`, flip, { ...LINK, "aria-expanded": "false" });
   return h(
     "div",
     { class: "card" },
@@ -212,26 +184,16 @@ function classes(report) {
     "details",
     { class: "card single" },
     h("summary", {}, all ? "Reliability of every class" : `The ${panels.length} worst calibrated classes`),
-    h(
-      "div",
-      { class: "multiples" },
-      panels.map((panel) => small(panel, String(panel.class))),
-    ),
+    h("div", { class: "multiples" }, panels.map((panel) => small(panel, String(panel.class)))),
     key(["before-line", "before"], ["curve", "after"], ["band", "95 % if calibrated"]),
   );
 }
 
 function facts(record, report) {
-  const parameters = Object.entries(record.spec?.parameters ?? {}).map(([name, value]) => [
-    name,
-    typeof value === "number"
-      ? String(Number(value.toPrecision(6)))
-      : Array.isArray(value)
-        ? `${value.length} numbers`
-        : JSON.stringify(value),
-  ]);
+  const written = (value) =>
+    typeof value === "number" ? String(Number(value.toPrecision(6))) : Array.isArray(value) ? `${value.length} numbers` : JSON.stringify(value);
   const entries = [
-    ...parameters,
+    ...Object.entries(record.spec?.parameters ?? {}).map(([name, value]) => [name, written(value)]),
     ["changed labels", `${report.changed_labels}`],
     ["folds", report.folds],
     ["backbone", `${record.backbone.name}, ${record.backbone.num_classes} classes`],
@@ -256,17 +218,7 @@ function facts(record, report) {
     "div",
     { class: "card facts" },
     h("h2", {}, "Details"),
-    h(
-      "dl",
-      {},
-      entries.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
-    ),
-    h(
-      "p",
-      { class: "links" },
-      link("artifact", "artifact"),
-      link("report", "report as JSON"),
-      link("reliability.svg", "diagram as SVG"),
-    ),
+    definitions(entries),
+    paragraph("links", link("artifact", "artifact"), link("report", "report as JSON"), link("reliability.svg", "diagram as SVG")),
   );
 }

@@ -2,7 +2,9 @@
 
 import { get } from "./api.js";
 import { key, lines } from "./charts.js";
-import { bytes, h, milliseconds, percent, problem, scroll, table, tiles } from "./dom.js";
+import {
+  bytes, card, cell, count, h, milliseconds, number, paragraph, percent, problem, row, scroll, table, tiles,
+} from "./dom.js";
 
 const EVERY = 5000; // ms between requests, as often as the service reads its metrics
 
@@ -22,22 +24,16 @@ class Service {
     this.rejected = h("div");
     this.confidence = h("div");
     this.lost = h("div", { class: "wide" });
-    const card = (name, ...content) => h("section", { class: "card" }, h("h2", {}, name), ...content);
     main.append(
       h("h1", { class: "visually-hidden" }, "The service"),
       this.lost,
       this.tiles,
-      card(
-        "Requests per second",
-        this.traffic,
-        key(["line-answer", "answered"], ["line-bad", "failed or rejected"]),
-      ),
+      card("Requests per second", this.traffic, key(["line-answer", "answered"], ["line-bad", "failed or rejected"])),
       card("Latency", this.latency, key(["line-answer", "p50"], ["line-bad", "p99"])),
       card("Latency by stage", this.stages),
       h("div", { class: "stack" }, card("Confidence", this.confidence), card("Rejected", this.rejected)),
-      h(
-        "p",
-        { class: "muted small wide" },
+      paragraph(
+        "muted small wide",
         "Tiles and stages show the last 30 seconds of this process, charts the last 15 minutes. ",
         h("code", {}, "docker compose up"),
         " starts Prometheus and Grafana for longer history, replicas and alerts.",
@@ -85,24 +81,16 @@ class Service {
       kind,
       points: values.map((v, i) => [now - 1000 * step * (values.length - 1 - i), v ?? NaN]),
     });
-    const number = (v) => (v >= 10 ? v.toFixed(0) : v.toFixed(1).replace(".0", ""));
-    const options = { now, seconds: 900, least: 1 };
-    this.traffic.replaceChildren(
-      lines(
-        [
-          line("answered", "answer", history.requests_per_second),
-          line("failed or rejected", "bad", history.failed_per_second),
-        ],
-        { ...options, width: this.traffic.clientWidth || 560, unit: number },
-      ),
+    const short = (v) => (v >= 10 ? v.toFixed(0) : v.toFixed(1).replace(".0", ""));
+    const draw = (place, unit, ...series) =>
+      place.replaceChildren(lines(series, { now, seconds: 900, least: 1, width: place.clientWidth || 560, unit }));
+    draw(
+      this.traffic,
+      short,
+      line("answered", "answer", history.requests_per_second),
+      line("failed or rejected", "bad", history.failed_per_second),
     );
-    this.latency.replaceChildren(
-      lines([line("p50", "answer", history.p50_ms), line("p99", "bad", history.p99_ms)], {
-        ...options,
-        width: this.latency.clientWidth || 560,
-        unit: (v) => `${number(v)} ms`,
-      }),
-    );
+    draw(this.latency, (v) => `${short(v)} ms`, line("p50", "answer", history.p50_ms), line("p99", "bad", history.p99_ms));
   }
 
   drawStages({ stages_ms: stages, batches, median_batch: size }) {
@@ -110,37 +98,18 @@ class Service {
     const head = ["stage", "", "p50", "p95", "p99"].map((name) =>
       name ? h("th", { class: name.startsWith("p") ? "n" : "" }, name) : h("td"),
     );
-    const rows = Object.entries(stages).map(([stage, [a, b, c]]) =>
-      h(
-        "tr",
-        {},
+    const rows = Object.entries(stages).map(([stage, [a, b, c]]) => {
+      const vars = { "--a": (a ?? 0) / longest, "--b": (b ?? 0) / longest, "--c": (c ?? 0) / longest };
+      return row(
         h("th", { scope: "row" }, stage),
-        h(
-          "td",
-          { class: "wide" },
-          h(
-            "div",
-            {
-              class: "whisker",
-              vars: {
-                "--a": (a ?? 0) / longest,
-                "--b": (b ?? 0) / longest,
-                "--c": (c ?? 0) / longest,
-              },
-            },
-            h("i", { class: "c" }),
-            h("i", { class: "b" }),
-            h("i", { class: "a" }),
-          ),
-        ),
-        [a, b, c].map((v) => h("td", { class: "n" }, milliseconds(v ?? NaN))),
-      ),
-    );
+        h("td", { class: "wide" }, h("div", { class: "whisker", vars }, ["c", "b", "a"].map((kind) => h("i", { class: kind })))),
+        [a, b, c].map((v) => number(milliseconds(v ?? NaN))),
+      );
+    });
     this.stages.replaceChildren(
       scroll("Table", table("stages", head, rows)),
-      h(
-        "p",
-        { class: "muted small" },
+      paragraph(
+        "muted small",
         size === null
           ? "No forward pass in the last 30 seconds."
           : `${batches} forward passes, median batch size ${Math.ceil(size)}.`,
@@ -155,40 +124,31 @@ class Service {
         ? table(
             "plain",
             [h("th", {}, "reason"), h("th", { class: "n" }, "since the start")],
-            rows.map(([reason, count]) =>
-              h("tr", {}, h("td", {}, reason), h("td", { class: "n" }, count.toLocaleString("en"))),
-            ),
+            rows.map(([reason, times]) => row(cell(reason), number(count(times)))),
           )
         : h("p", { class: "muted" }, "None since the start."),
     );
   }
 
   drawConfidence({ confidence, expected_accuracy: expected, bound_hits: hits }) {
-    const most = Math.max(1, ...confidence.map(([, count]) => count));
+    const most = Math.max(1, ...confidence.map(([, times]) => times));
     this.confidence.replaceChildren(
-      h(
-        "p",
-        {},
-        "Expected accuracy: ",
-        h("b", {}, percent(expected)),
-        " (mean confidence of recent answers).",
-      ),
+      h("p", {}, "Expected accuracy: ", h("b", {}, percent(expected)), " (mean confidence of recent answers)."),
       h(
         "div",
         { class: "columns", role: "img", "aria-label": "Number of answers by confidence" },
-        confidence.map(([bound, count]) =>
+        confidence.map(([bound, times]) =>
           h(
             "div",
-            { title: `up to ${percent(bound, 0)}: ${count}` },
-            h("i", { vars: { "--v": count / most } }),
+            { title: `up to ${percent(bound, 0)}: ${times}` },
+            h("i", { vars: { "--v": times / most } }),
             h("small", {}, `${Math.round(100 * bound)}`),
           ),
         ),
       ),
-      h(
-        "p",
-        { class: "muted small" },
-        `Confidence up to …, %, since the start. Probabilities equal to an upper bound: ${(hits.upper ?? 0).toLocaleString("en")}; to a lower bound: ${(hits.lower ?? 0).toLocaleString("en")}.`,
+      paragraph(
+        "muted small",
+        `Confidence up to …, %, since the start. Probabilities equal to an upper bound: ${count(hits.upper)}; to a lower bound: ${count(hits.lower)}.`,
       ),
     );
   }

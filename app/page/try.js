@@ -2,7 +2,7 @@
 
 import { command, get, may, submit } from "./api.js";
 import { boxSoftmax, ChosenBounds, effectiveBox, softmax, sum } from "./box.js";
-import { h, milliseconds, percent, problem } from "./dom.js";
+import { actions, button, field, h, LINK, milliseconds, paragraph, percent, problem, QUIET } from "./dom.js";
 import { Input } from "./input.js";
 import { Track } from "./track.js";
 
@@ -69,7 +69,7 @@ class Try {
       "section",
       { class: "card input", "aria-label": "Input" },
       this.input.parts,
-      h("label", { class: "field", for: "which" }, h("span", {}, "Calibrator"), this.chooser),
+      field("Calibrator", this.chooser),
     );
     this.request = h(
       "section",
@@ -80,7 +80,7 @@ class Try {
     this.headline = h("div", { class: "headline", "aria-live": "polite" });
     this.trouble = h("div", { class: "trouble" });
     this.rows = h("div", { class: "rows" });
-    this.sums = h("p", { class: "sums" });
+    this.sums = paragraph("sums muted small");
     this.more = h("div", { class: "more" });
     this.status = h("span", { role: "status" });
     this.origin = h("span");
@@ -91,7 +91,7 @@ class Try {
       this.rows,
       this.more,
       this.sums,
-      h("p", { class: "foot" }, this.status, this.origin),
+      paragraph("foot muted small", this.status, this.origin),
     );
     this.result = h("section", { class: "card result", "aria-label": "Answer" }, this.parts, this.trouble);
     main.append(h("h1", { class: "visually-hidden" }, "Try the model"), input, this.result, this.request);
@@ -234,15 +234,12 @@ class Try {
     const largest = Math.max(...shown.flatMap((i) => [before[i], calibrated[i]]));
     const axis = AXES.findLast((end) => end >= 1.1 * largest) ?? 1;
     const column = (kind, text) => h("span", { class: "n" }, h("i", { class: `key ${kind}` }), text);
+    const mark = (part) => h("i", {}, `${Number((100 * part * axis).toPrecision(3))}`);
     const head = h(
       "div",
       { class: "row head", "aria-hidden": "true" },
       h("span", {}, ""),
-      h(
-        "span",
-        { class: "scale" },
-        [0, 0.25, 0.5, 0.75, 1].map((part) => h("i", {}, `${Number((100 * part * axis).toPrecision(3))}`)),
-      ),
+      h("span", { class: "scale" }, [0, 0.25, 0.5, 0.75, 1].map(mark)),
       column("before", "softmax"),
       column("calibrated", "calibrated"),
       column("answer", "answer"),
@@ -347,13 +344,17 @@ class Try {
     this.headline.replaceChildren(
       h("div", { class: "label" }, labels[best]),
       h("div", { class: "big" }, percent(now[best])),
-      h("p", { class: "words" }, words),
+      paragraph("words", words),
     );
     this.trouble.replaceChildren();
     const K = labels.length,
       part = (x) => `${(100 * x).toFixed(x < 0.1 ? 1 : 0)} %`;
     if (!feasible) {
       const tooLow = high < 1;
+      const relax = () => {
+        state.chosen.relax(tooLow ? "upper" : "lower", K);
+        this.moved();
+      };
       this.trouble.replaceChildren(
         problem(
           {
@@ -362,21 +363,9 @@ class Try {
               ? `The upper bounds of the ${K} classes add up to ${part(high)}. They must add up to at least 100 %: ${part(1 - high)} is missing.`
               : `The lower bounds of the ${K} classes add up to ${part(low)}. They may add up to at most 100 %: ${part(low - 1)} too much.`,
           },
-          h(
-            "div",
-            { class: "actions" },
-            h(
-              "button",
-              {
-                type: "button",
-                onclick: () => {
-                  state.chosen.relax(tooLow ? "upper" : "lower", K);
-                  this.moved();
-                },
-              },
-              tooLow ? "Raise the upper bounds to 100 % in total" : "Lower the lower bounds to 100 % in total",
-            ),
-            h("button", { type: "button", class: "quiet", onclick: () => this.reset() }, "Remove all bounds"),
+          actions(
+            button(tooLow ? "Raise the upper bounds to 100 % in total" : "Lower the lower bounds to 100 % in total", relax),
+            button("Remove all bounds", () => this.reset(), QUIET),
           ),
         ),
       );
@@ -385,15 +374,11 @@ class Try {
     this.sums.replaceChildren(
       ...(bounded
         ? [
-            h(
-              "span",
-              { class: low > 1 ? "bad" : "" },
-              `Lower bounds add up to ${part(low)} of at most 100 %`,
-            ),
+            h("span", { class: low > 1 ? "bad" : "" }, `Lower bounds add up to ${part(low)} of at most 100 %`),
             " · ",
             h("span", { class: high < 1 ? "bad" : "" }, `upper bounds to ${part(high)} of at least 100 %`),
             " · ",
-            h("button", { type: "button", class: "link", onclick: () => this.reset() }, "remove all bounds"),
+            button("remove all bounds", () => this.reset(), LINK),
           ]
         : ["Drag the brackets [ ] of a class, or of all classes, to bound the answer."]),
     );
@@ -469,8 +454,7 @@ class Try {
   /** Show a problem; `again` is offered where the service may answer later. */
   explain({ title, message, status }, again = () => this.ask()) {
     const retry = status === 0 || status === 429 || status >= 500;
-    const button = retry && h("button", { type: "button", onclick: again }, "Ask again");
-    this.trouble.replaceChildren(problem({ title, message }, button && h("div", { class: "actions" }, button)));
+    this.trouble.replaceChildren(problem({ title, message }, retry && actions(button("Ask again", again))));
   }
 }
 
