@@ -193,6 +193,13 @@ def check_warning(document: Any) -> None:
     assert numbers.sub("N", json.dumps(document)) == numbers.sub("N", json.dumps(warning.to_dict()))
 
 
+def check_example(block: Block) -> None:
+    """Check that the block is a file of docs/examples; `test_examples.py` runs the scripts."""
+    example = re.fullmatch(r'--8<-- "(docs/examples/\w+\.(?:py|txt))"\n', block.text)
+    assert example is not None
+    assert (ROOT / example[1]).exists()
+
+
 DOCUMENTS_IN_JSON: Mapping[str, Callable[[Any], None]] = {
     "docs/backbones.md": check_declaration,
     "docs/checks.md": check_warning,
@@ -206,6 +213,8 @@ LANGUAGES: Mapping[str, Callable[[Block], None]] = {
     "promql": check_promql,
     "json": check_json,
     "toml": check_toml,
+    "{.python}": check_example,  # ruff would format the snippet of a `python` block
+    "text": check_example,
 }
 
 
