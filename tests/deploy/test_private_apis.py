@@ -27,7 +27,7 @@ USED = {
     },
     "uvicorn": {"HttpToolsProtocol"},
 }
-DOCUMENTED = {"_exit", "_mapping", "_replace"}
+DOCUMENTED = {"_asdict", "_exit", "_mapping", "_replace"}
 """Of os, SQLAlchemy and named tuples: public in spite of the underscore."""
 
 
