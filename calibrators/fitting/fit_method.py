@@ -36,6 +36,8 @@ from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.network import NetworkMap
+from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import BOUND_MAPS, MIXED, Method, parse
 from boxcal.calibrators.operator.uniform import SortedRows
@@ -257,7 +259,7 @@ class _Fits:
             minimum = search(logit_map, self.data, seed=self.seed, thorough=self.thorough, tick=self.tick)
         else:
             objective, starts = self._objective(logit_map, None), list(logit_map.starts())
-            if objective.is_network:
+            if isinstance(logit_map, NetworkMap):
                 maps = [(one, self._box()) for one in logit_map.variants(self.data.scores)]
                 found = self._mean(objective, [Place(one, starts, starts) for one in maps])
                 plainer = [Fitted.at(maps[0], point, found.minimum) for point in kept]
@@ -285,7 +287,7 @@ class _Fits:
                 if box.is_network:
                     plainer.append(Fitted.at((logit_map, other.bound_map), bases[1][0], other.minimum))
                 else:
-                    kept.append(np.concatenate([bases[1][0], self._constant_part(box, other)]))
+                    kept.append(np.concatenate([bases[1][0], self._constant_part(other)]))
             else:
                 bases += [[start] for start in logit_map.starts()[:2]]
                 fresh = self._unchanged_map(method)
@@ -299,12 +301,12 @@ class _Fits:
             if logit_map.is_network:
                 ends = [start[logit_map.first.size :] for start in logit_map.starts_from(bases[0][:1])]
                 places = [Place.beside((logit_map, box), bases[0], alone.folds, [end]) for end in ends]
-        elif box.is_network:
+        elif isinstance(box, InstanceDependentBounds):
             contains.append("pb" if method.logit_map is IdentityMap else f"{base}+pb")
             constant = self.of(contains[-1])
             places = around((logit_map, box), alone, other, constant, mapped)
             starts = []
-            plainer.append(replace(constant, bound_map=self._same_everywhere(method, constant)))
+            plainer.append(replace(constant, bound_map=self._same_everywhere(box, constant)))
             same = box.coordinates_of(constant.bound_map)
             plain = Place.beside((logit_map, box), alone.members, alone.folds, [same])
         else:
@@ -321,18 +323,17 @@ class _Fits:
         return replace(self._lowest(found, plainer), contains=tuple(contains))
 
     @staticmethod
-    def _constant_part(box: BoxMap, other: Fitted) -> Array:
+    def _constant_part(other: Fitted) -> Array:
         """Coordinates of the logit bounding or of the constant box of a fit."""
         if isinstance(other.logit_map, Chain):
             return other.logit_map.second.coordinates()
-        return box.coordinates_of(other.bound_map)
+        return other.bound_map.coordinates()
 
-    def _same_everywhere(self, method: Method, constant: Fitted) -> BoxMap:
+    def _same_everywhere(self, box: InstanceDependentBounds, constant: Fitted) -> BoxMap:
         """Give a network that answers constant bounds."""
-        box = self._box(method.bounds)
-        box.prepare(constant.mapped(self.data))
-        box.set_coordinates(box.coordinates_of(constant.bound_map))
-        return box
+        same = type(box)(box.num_classes)
+        same.prepare(constant.mapped(self.data))
+        return same.moved(same.coordinates_of(constant.bound_map))
 
     def _lowest(self, found: Fitted, plainer: Sequence[Fitted]) -> Fitted:
         """Give the fit, or one of the plainer ones that is lower."""

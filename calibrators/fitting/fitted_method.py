@@ -12,6 +12,7 @@ from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.identity import IdentityMap
+from boxcal.calibrators.maps.network import NetworkMap
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 
 Maps = tuple[LogitMap, BoxMap]
@@ -75,8 +76,12 @@ class Fitted:
     @property
     def log_temperature(self) -> float:
         """Log of the temperature of `ts`, or of `ts` with bounds."""
-        scaling = self.logit_map.first if isinstance(self.logit_map, Chain) else self.logit_map
-        return float(scaling.coordinates()[0])
+        return float(self._first.coordinates()[0])
+
+    @property
+    def _first(self) -> LogitMap:
+        """The logit map, or the first of two."""
+        return self.logit_map.first if isinstance(self.logit_map, Chain) else self.logit_map
 
     def mapped(self, data: ValidationSet) -> Array:
         """Give the mapped logits (N, K)."""
@@ -97,9 +102,9 @@ class Fitted:
 
     def saturation(self, data: ValidationSet) -> float | None:
         """Share of flat units on a set, of the network that has most of them; None without a network."""
-        shares = []
-        if self.logit_map.is_network:
-            shares.append(self.logit_map.saturation(data.scores))
-        if self.bound_map.is_network:
+        first, shares = self._first, []
+        if isinstance(first, NetworkMap):
+            shares.append(first.saturation(data.scores))
+        if isinstance(self.bound_map, NetworkMap):
             shares.append(self.bound_map.saturation(self.mapped(data)))
-        return max((share for share in shares if share is not None), default=None)
+        return max(shares, default=None)

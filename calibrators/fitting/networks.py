@@ -20,6 +20,7 @@ from boxcal.calibrators.fitting.network_validation import (
 )
 from boxcal.calibrators.fitting.objective import Objective
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.parameters import Limits
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 
@@ -67,7 +68,13 @@ def repeated(points: Sequence[Array], count: int) -> list[Array]:
     return [points[at % len(points)] for at in range(count)]
 
 
-def around(maps: Maps, alone: Fitted, other: Fitted | None, constant: Fitted, mapped: Array) -> list[Place]:
+def around(
+    maps: tuple[LogitMap, InstanceDependentBounds],
+    alone: Fitted,
+    other: Fitted | None,
+    constant: Fitted,
+    mapped: Array,
+) -> list[Place]:
     """Give the places from which the networks of a box descend.
 
     Where the best constant box is vacuous, descents that are free to change the temperature of `ts` end there

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,11 +89,6 @@ class LogitMap(Map):
         """Coordinates at which a map that `contains_ts` only divides by a temperature."""
         raise NotImplementedError
 
-    def variants(self, scores: Array) -> Sequence[Self]:
-        """Give maps that differ in what their network reads; cross-validation chooses one."""
-        del scores
-        return [self]
-
     def adopt(self, alone: LogitMap) -> None:
         """Take over what the fit of the map alone has chosen besides coordinates, for a joint fit."""
         del alone
@@ -101,11 +96,6 @@ class LogitMap(Map):
     def edges(self) -> Mapping[str, str]:
         """Name what ended at the edge of its range, each with a sentence for users."""
         return {}
-
-    def saturation(self, scores: Array) -> float | None:
-        """Share of a network's units that are flat on some logits; None where there is no network."""
-        del scores
-        return None
 
     def penalty(self, p: Parameters) -> tuple[float, Gradients] | None:
         """Regularisation added to the mean loss while fitting, and its derivatives in the parameters."""
@@ -223,28 +213,5 @@ class BoxMap(Map):
         """
         raise NotImplementedError
 
-    def starts_at(self, box: Array) -> Sequence[Sequence[Array]]:
-        """Places from which networks descend, each as coordinates of several, for a constant box."""
-        raise NotImplementedError
-
-    def coordinates_of(self, other: Map) -> Array:
-        """Coordinates at which every row has the box that a constant one gives it."""
-        raise NotImplementedError
-
     def prepare(self, logits: Array) -> None:
         """Take from the mapped logits what is not fitted."""
-
-    def variants(self, logits: Array) -> Sequence[Self]:
-        """Give maps that differ in what their network reads; cross-validation chooses one."""
-        del logits
-        return [self]
-
-    def reading_as(self, other: BoxMap) -> Self:
-        """Give a map whose network reads what that of another one reads."""
-        del other
-        return self
-
-    def saturation(self, logits: Array) -> float | None:
-        """Share of a network's units that are flat on mapped logits; None where there is no network."""
-        del logits
-        return None

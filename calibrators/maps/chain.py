@@ -121,10 +121,6 @@ class Chain(LogitMap):
         """Only the first map may have some."""
         return self.first.edges()
 
-    def saturation(self, scores: Array) -> float | None:
-        """Only the first map may have a network."""
-        return self.first.saturation(scores)
-
     def release(self) -> None:
         self.first.release()
 

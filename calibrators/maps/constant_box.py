@@ -15,7 +15,6 @@ from boxcal.calibrators.maps.parameters import (
     Array,
     Gradients,
     Limits,
-    Map,
     Parameters,
     Shapes,
     Values,
@@ -98,9 +97,6 @@ class ConstantBounds(BoxMap):
     def limits(self) -> Limits:
         """From as good as vacuous to as good as uniform."""
         return [(NARROWEST, WIDEST)] * 2
-
-    def coordinates_of(self, other: Map) -> Array:
-        return other.coordinates()
 
     def invalid_reason(self) -> str | None:
         """Say so if no distribution lies in the box."""

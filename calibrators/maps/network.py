@@ -139,7 +139,7 @@ class NetworkMap(Map):
             PREFIX + name: other.parameters[PREFIX + name] for name in ("centre", "spread", "normalised")
         }
 
-    def with_each_reading(self, logits: Array) -> list[Self]:
+    def variants(self, logits: Array) -> list[Self]:
         """Give a map for each choice of what its network may read of (N, K) logits, its own first."""
         kinds = [(LOG_SURPRISAL, True)] + [(CENTRED, False)] * (self.num_classes > TOP)
         others = [self.moved(self.coordinates()) for _ in kinds]
@@ -171,7 +171,7 @@ class NetworkMap(Map):
         by_columns: Array = by_read - np.exp(logs) * by_read.sum(axis=0)
         return by_columns
 
-    def network_saturation(self, logits: Array) -> float:
+    def saturation(self, logits: Array) -> float:
         """Share of the hidden units whose slope is below FLAT, over all rows."""
         slopes = [1.0 - layer * layer for layer in hidden_layers(array_ops, self.parameters, logits)]
         return float((np.stack(slopes) < FLAT).mean())

@@ -64,11 +64,15 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
         return fraction / classes, np.clip(upper, 1.0 / classes, 1.0), back
 
     def starts_at(self, box: Array) -> Sequence[Sequence[Array]]:
-        """Answer the given box everywhere, as far as that leaves slopes to descend along; or the middle."""
+        """Give the places from which networks descend, each as coordinates of several.
+
+        They answer the given box everywhere, as far as that leaves slopes to descend along; or the middle.
+        """
         near = self.constant_outputs(np.clip(box, SATURATED, -0.05))
         return [[self.started(outputs, seed) for seed in range(DRAWS)] for outputs in (near, [0.0, 0.0])]
 
     def coordinates_of(self, other: Map) -> Array:
+        """Give coordinates at which every row has the box that a constant one gives it."""
         return self.started(self.constant_outputs(other.coordinates()), 0)
 
     @staticmethod
@@ -80,16 +84,9 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
         """Let the network see the mapped logits."""
         self.prepare_network(logits)
 
-    def variants(self, logits: Array) -> Sequence[Self]:
-        """Give a map for each choice of what the network reads, where there is one."""
-        return self.with_each_reading(logits)
-
     def reading_as(self, other: BoxMap) -> Self:
-        """Adopt it, if the other one has a network."""
+        """Give a map whose network reads what that of another one reads."""
         own = self.moved(self.coordinates())
         if isinstance(other, InstanceDependentBounds):
             own.adopt_network(other)
         return own
-
-    def saturation(self, logits: Array) -> float:
-        return self.network_saturation(logits)

@@ -82,14 +82,13 @@ class ParameterisedTemperature(NetworkMap, RowTemperature):
         self.parameters["temperature"] = np.array(temperature)
         self.prepare_network(data.scores / temperature)
 
-    def variants(self, scores: Array) -> Sequence[Self]:
-        """Give a map for each choice of what the network reads, where there is one."""
-        return self.with_each_reading(scores / self.parameters["temperature"])
+    def variants(self, logits: Array) -> list[Self]:
+        return super().variants(logits / self.parameters["temperature"])
 
     def adopt(self, alone: LogitMap) -> None:
         """Read what the network of the map alone reads."""
         if isinstance(alone, ParameterisedTemperature):
             self.adopt_network(alone)
 
-    def saturation(self, scores: Array) -> float:
-        return self.network_saturation(scores / self.parameters["temperature"])
+    def saturation(self, logits: Array) -> float:
+        return super().saturation(logits / self.parameters["temperature"])

@@ -173,7 +173,7 @@ def test_a_mean_of_networks_answers_their_mean() -> None:
 def test_a_bound_too_small_for_a_gradient_has_an_infinite_loss() -> None:
     logits, labels = contaminated(50, 4)
     objective = objective_for("pb-mlp", 1e6 * logits, labels)
-    assert objective.bound_map is not None
+    assert isinstance(objective.bound_map, InstanceDependentBounds)
     point = objective.bound_map.starts_at(np.array([-1.0, -1.0]))[0][0]
     assert math.isfinite(objective(point)[0])
     point[-2] = -740.0  # the lower bound is 1e-322, and its reciprocal infinite
