@@ -151,7 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_since = None
         self._head_bytes = 0
         self._checkpoint = (time.monotonic(), self._received)
-        self._chunks, self._head_end = 0, self._received
+        self._chunks, self._head_end = 0, self._received - self._chunk  # the body may have begun
         if known > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise ValueError("the headers are too large")  # ends the parser, and with it `data_received`

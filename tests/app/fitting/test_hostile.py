@@ -21,10 +21,10 @@ MEMORY_BYTES = 300 * 2**20
 
 
 def peak_of_checks(service: Service) -> int:
-    """The most memory that the worker of checks ever had, in bytes; the worker of fits has loaded torch."""
-    peaks = [0]
+    """The most memory that the worker of checks ever had, in bytes; that of fits has loaded numba."""
+    peaks = []
     for process in service.process.children():
-        if not any("torch" in part.path for part in process.memory_maps()):
+        if not any("llvmlite" in part.path for part in process.memory_maps()):
             status = Path(f"/proc/{process.pid}/status").read_text()
             peaks.append(1024 * int(status.split("VmHWM:")[1].split()[0]))
     return max(peaks)
