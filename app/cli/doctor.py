@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,7 @@ def run(config: Path | None, *, as_json: bool) -> None:
     """Run every check and show its result; exit code 1 where one failed."""
     settings = read_settings(config)
     checks: dict[str, Callable[[Settings], str]] = {
-        "model": model, "registry": registry, "disk": disk, "port": check_port,
+        "model": model, "registry": registry, "disk": disk, "port": check_port, "sandbox": sandbox,
     }  # fmt: skip
     found = []
     for name, check in checks.items():
@@ -79,6 +81,16 @@ def registry(settings: Settings) -> str:
     if is_sqlite and not Path(url.database or "").exists():
         return f"{url} does not exist; it will be created"
     return f"{url} answers and has {count_tables(sqlalchemy.create_engine(url))} tables"
+
+
+def sandbox(settings: Settings) -> str:
+    """Try what workers that read uploads give up, in a process of its own."""
+    code = "from boxcal.app.fitting.resources import enter_sandbox; print(enter_sandbox(), end='')"
+    command = [sys.executable, "-c", code]
+    lacking = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    if lacking:
+        return f"uploads are read with the network and the rights of the service; not allowed here: {lacking}"
+    return "uploads are read without a network, without secrets and without a way to more rights"
 
 
 def disk(settings: Settings) -> str:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -172,6 +173,22 @@ class Workers:
         return cls(checks, fits, comparisons)
 
 
+INHERITED = re.compile(
+    r"(PATH|HOME|USER|TZ|TMPDIR|LANG|LC_.*|SSL_CERT_.*|XDG_.*|LD_.*|MALLOC_.*|GLIBC_TUNABLES|PYTHON.*|"
+    r"(NUMBA|OMP|OPENBLAS|MKL|KMP|ARROW|CUDA|NVIDIA|TORCH|PYTORCH|ORT|HF|TRANSFORMERS)_.*)"
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|_KEY")
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that a worker gets: what libraries read, and nothing secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if INHERITED.fullmatch(name) and not SECRET.search(name)
+    }
+
+
 def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     """Start the process with its end of the socket; its libraries use half of the processors."""
     threads = {
@@ -183,7 +200,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
         [sys.executable, "-P", "-m", MODULE, str(descriptor)],
-        env=threads | os.environ | allocator | {"PYTHONPATH": path},
+        env=threads | inherited(os.environ) | allocator | {"PYTHONPATH": path},
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ from boxcal.app.fitting.messages import (
     TableTask,
     Task,
 )
-from boxcal.app.fitting.resources import full_disk_as_problem
+from boxcal.app.fitting.resources import enter_sandbox, full_disk_as_problem
 from boxcal.app.http.problems import (
     BoxcalError,
     InternalError,
@@ -48,6 +48,7 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
+    enter_sandbox()
     line = socket.socket(fileno=descriptor)
     replies = line.makefile("wb")
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
