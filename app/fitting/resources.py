@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import logging
 import os
 import resource
@@ -11,11 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from boxcal.app.http.problems import StorageFull, StorageUnavailable
+from boxcal.app.http.problems import FULL_DISK, StorageFull, StorageUnavailable
 
 logger = logging.getLogger("boxcal")
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 NO_NEW_PRIVILEGES = 38
@@ -30,7 +27,7 @@ def full_disk_as_problem() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_DISK:
             raise
         raise StorageFull(
             f"No space left in the data directory: {error.strerror}. Try again later."

@@ -6,7 +6,6 @@ Decompresses the body of a request with a `Content-Encoding` (RFC 9110) as the a
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 import zlib
@@ -104,7 +103,6 @@ class Decompression:
 
 logger = logging.getLogger("boxcal")
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
 SMALL_BODY = 256 * 1024
 """Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
 
@@ -275,7 +273,7 @@ class RequestMiddleware:
             error = error.__cause__  # raised while FastAPI read the body
         if isinstance(error, RecursionError):  # nothing calls itself but what reads or quotes a document
             error = MalformedBody("The document is nested too deeply.")
-        if isinstance(error, OSError) and error.errno in FULL:  # parts of a form are kept in files
+        if isinstance(error, OSError) and error.errno in errors.FULL_DISK:  # of a form
             error = errors.StorageFull(f"No space left for the body: {error.strerror}. Try again later.")
         if not isinstance(error, errors.BoxcalError | HTTPException | RequestValidationError):
             logger.error("%s %s failed", scope["method"], _path(scope), exc_info=error)

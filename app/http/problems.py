@@ -7,6 +7,7 @@ An exception has a class of its own where somebody catches it.
 from __future__ import annotations
 
 import builtins
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -310,6 +311,8 @@ RegistryFull = ProblemType(
 StorageFull = ProblemType(
     507, "storage-full", "Insufficient storage", "The data directory has no space left."
 )
+FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Numbers of the errors of the operating system that are this problem."""
 
 PROBLEMS: tuple[ProblemType, ...] = tuple(
     sorted(
