@@ -87,9 +87,9 @@ def sandbox(settings: Settings) -> str:
     """Try what workers that read uploads give up, in a process of its own."""
     code = "from boxcal.app.fitting.resources import enter_sandbox; print(enter_sandbox(), end='')"
     command = [sys.executable, "-c", code]
-    lacking = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
-    if lacking:
-        return f"uploads are read with the network and the rights of the service; not allowed here: {lacking}"
+    refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+    if refused:
+        return f"uploads are read with the network and the rights of the service; not allowed here: {refused}"
     return "uploads are read without a network, without secrets and without a way to more rights"
 
 
