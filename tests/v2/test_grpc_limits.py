@@ -163,3 +163,24 @@ def test_parameters_of_one_input_are_limited(address: str) -> None:
         tensor.parameters[str(n)].bool_param = True
     with pytest.raises(grpc.RpcError, match="more than 4,000 inputs, outputs and parameters"):
         inferred(address, request)
+
+
+def test_answers_that_a_client_does_not_read_are_limited(address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="logits", datatype="FP32", shape=[380_000, 10])
+    request.raw_input_contents.append(bytes(4 * 3_800_000))
+    request.outputs.add(name="probabilities")
+    body = request.SerializeToString()
+    with ExitStack() as stack:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        calls = []
+        for _ in range(3):  # 29 MiB each, of 64
+            channel = stack.enter_context(grpc.insecure_channel(address, options))
+            calls.append(channel.stream_stream(INFERENCE)(iter([body])))
+            time.sleep(2)
+        assert [call.done() for call in calls] == [False, False, True]
+        assert "has not read 60,800," in calls[2].details()
+        assert is_healthy(address)
+        for call in calls:
+            call.cancel()
+    assert len(inferred(address, request).raw_output_contents[0]) == 30_400_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
@@ -22,9 +23,11 @@ from boxcal.app.http.problems import (
     InvalidApiKey,
     InvalidParameter,
     MalformedBody,
+    QueueFull,
 )
 from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
+from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.settings import limits
 
@@ -59,8 +62,6 @@ MESSAGE_BYTES = 4 * limits.MAX_BODY_BYTES
 """Of messages, and of answers that their clients have not read."""
 SMALL_BYTES = 256 * 1024
 """Of a message or an answer that these limits do not count."""
-ANSWER_SECONDS, ANSWER_RATE = 30.0, 2**20
-"""A client reads an answer within this time and a second more for each so many bytes."""
 REQUIREMENTS: dict[str, Requirement] = {
     f"/{SERVICE}/ModelInfer": Scope.PREDICT,
     f"/{SERVICE}/ModelStatistics": Scope.READ,
@@ -76,9 +77,9 @@ REQUIREMENTS: dict[str, Requirement] = {
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
     """Admits calls before their messages are received, and receives, parses and answers the admitted ones.
 
-    gRPC receives and deserialises the message of a unary call before it calls the handler, and sends its
-    answer however long that takes. So unary calls are served as streams of one message in each direction:
-    nothing is received for a call that is refused. The key is in the metadata.
+    gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
+    are served as streams of one message, which are received on demand: nothing is received for a call that
+    is refused. The key is in the metadata.
     """
 
     def __init__(self, access: Access) -> None:
@@ -89,6 +90,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         self._reflections = Shares("reflections", REFLECTIONS, REFLECTIONS // 4)
         self._messages = Budget("bytes of messages", MESSAGE_BYTES)
         self._answers = Budget("bytes of answers", MESSAGE_BYTES)
+        self._unread: Counter[str] = Counter()
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """Return the handler of a call."""
@@ -99,22 +101,36 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             return self._streaming(handler, details)
         is_open = REQUIREMENTS.get(details.method) is Level.OPEN
 
-        async def handle(_: Any, context: Any) -> None:
-            async with self._entered(details, context) as client:
-                data = await self._received(context, client, is_open=is_open)
+        async def handle(_: Any, context: Any) -> bytes:
+            async with self._entered(details, context) as key_id:
+                data = await self._received(context, key_id, is_open=is_open)
                 with self._messages.holding(max(0, len(data) - SMALL_BYTES)):
                     request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
                     del data
                     response = await handler.unary_unary(request, context)
                     del request
                 size = response.ByteSize()
-                with self._answers.holding(max(0, size - SMALL_BYTES)):
-                    written: bytes = await unblocked(size, handler.response_serializer, response)
-                    del response
-                    seconds = ANSWER_SECONDS + size / ANSWER_RATE
-                    await _within(seconds, context.write(written), "answer was not read")
+                if size > SMALL_BYTES:
+                    self._hold_until_read(size, context, key_id)
+                written: bytes = await unblocked(size, handler.response_serializer, response)
+                return written
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def _hold_until_read(self, size: int, context: Any, key_id: str) -> None:
+        """Count an answer until its client has read it; of the answers of others a client leaves half."""
+        client = _client(context, key_id)
+        if self._unread[client] and self._unread[client] + size > MESSAGE_BYTES // 2:
+            raise QueueFull(f"The client has not read {self._unread[client]:,} bytes of earlier answers.")
+        self._answers.add(size)
+        self._unread[client] += size
+
+        def release(_: Any) -> None:
+            self._answers.release(size)
+            self._unread[client] -= size
+            self._unread += Counter()  # removes clients that have read everything
+
+        context.add_done_callback(release)
 
     def _streaming(self, handler: Any, details: Any) -> Any:
         """Admit a call that is answered by a stream: the health watch and reflection."""
@@ -132,15 +148,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                 await context.write(response)
 
         async def handle(requests: Any, context: Any) -> None:
-            async with self._entered(details, context) as client:
+            async with self._entered(details, context) as key_id:
+                client = _client(context, key_id)
                 if details.method.startswith(f"/{health.SERVICE_NAME}/"):
                     with self._watches.holding(client):
                         await respond(requests, context)
                 else:
                     with self._reflections.holding(client):
-                        await _within(
-                            REFLECTION_SECONDS, respond(requests, context), "reflection did not end"
-                        )
+                        await within(REFLECTION_SECONDS, respond(requests, context))
 
         return make(handle, handler.request_deserializer, handler.response_serializer)
 
@@ -148,11 +163,11 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     async def _entered(self, details: Any, context: Any) -> AsyncIterator[str]:
         """Check the API key of a call, and turn errors into status codes with the problem's detail.
 
-        Gives whom the call counts for: the key, or the address that the call comes from.
+        Gives the id of the key; empty without one.
         """
         limiter: Limiter | None = None
+        key_id = ""
         requirement = REQUIREMENTS.get(details.method, Level.KEY)
-        client = str(context.peer()).rpartition(":")[0]
         try:
             if self._access.is_required and requirement is not Level.OPEN:
                 headers = [
@@ -160,13 +175,13 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                     for name, value in details.invocation_metadata
                 ]
                 key = self._access.admit(headers, requirement)
-                client, limiter = key.record.id, key.limiter
-            yield client
+                key_id, limiter = key.record.id, key.limiter
+            yield key_id
         except BoxcalError as error:
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
             if error.kind is InvalidApiKey:
-                await asyncio.sleep(self._access.guessed(client))
+                await asyncio.sleep(self._access.guessed(_client(context, "")))
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):
@@ -178,14 +193,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             if limiter is not None:
                 limiter.leave()
 
-    async def _received(self, context: Any, client: str, *, is_open: bool) -> bytes:
+    async def _received(self, context: Any, key_id: str, *, is_open: bool) -> bytes:
         """Receive the message of a call; few calls at once may take longer than a moment to send it."""
         receiving = asyncio.ensure_future(context.read())
         receiving.add_done_callback(_retrieve)
         await asyncio.wait([receiving], timeout=QUICK_SECONDS)
         if not receiving.done():
             shares, seconds = (self._open, OPEN_SECONDS) if is_open else (self._slow, RECEIVE_SECONDS)
-            with shares.holding(client):
+            with shares.holding(_client(context, key_id)):
                 await asyncio.wait([receiving], timeout=seconds)
             if not receiving.done():
                 raise DeadlineExceeded(f"The message was not received within {seconds:g} seconds.")
@@ -195,12 +210,9 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         return data
 
 
-async def _within(seconds: float, work: Awaitable[None], what: str) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await work
-    except TimeoutError:
-        raise DeadlineExceeded(f"The {what} within {seconds:.0f} seconds.") from None
+def _client(context: Any, key_id: str) -> str:
+    """Return whom a call counts for: its key, or the address that it comes from."""
+    return key_id or str(context.peer()).rpartition(":")[0]
 
 
 def _retrieve(receiving: asyncio.Future[Any]) -> None:
