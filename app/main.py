@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
@@ -11,6 +12,8 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -97,6 +100,16 @@ class Application(FastAPI):
         provider = self.state.trace_provider
         return logged if provider is None else Tracing(logged, provider)
 
+    def setup(self) -> None:
+        """Add the route of the OpenAPI document; a thread builds it at the first request, in 150 ms."""
+        building = asyncio.Lock()
+
+        async def openapi(_: Request) -> JSONResponse:
+            async with building:
+                return JSONResponse(await asyncio.to_thread(self.openapi))
+
+        self.add_route(DOCUMENTS[0], openapi, include_in_schema=False)
+
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document, in which every error is a problem."""
         known, document = self.openapi_schema, super().openapi()
@@ -138,6 +151,8 @@ def create_app(settings: Settings | None = None, slot: Slot | None = None) -> Fa
     app.router.routes[:0] = PLAIN_ROUTES
     for router in ROUTERS:
         app.include_router(router)
+    for route in app.router.routes:  # builds those of the routers, which FastAPI does at the first request
+        route.matches({"type": "http", "method": "GET", "path": "/", "root_path": "", "headers": []})
     return app
 
 

@@ -24,6 +24,7 @@ from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, 
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
+from boxcal.app.observability.event_loop import watched
 from boxcal.app.observability.stats import Collects, Stats, keep_reading
 from boxcal.app.observability.supervised_task import FreeMemory, background
 from boxcal.app.observability.telemetry import MetricsOfModels, Telemetry
@@ -269,6 +270,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
         )
         if settings.grpc_port is not None:
             await stack.enter_async_context(open_grpc(state, settings))
+        stack.enter_context(watched(telemetry.paused))
         yield state
 
 

@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pauses import PAUSES
+
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name bytes by their argument: a gzip stream holds the time, and workers must agree on names."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_runtest_setup() -> None:
+    """Forget the pauses of event loops before a test."""
+    PAUSES.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that pauses the event loop of a service for more than 100 ms of processor time."""
+    yield
+    PAUSES.check(item.nodeid)

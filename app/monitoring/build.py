@@ -46,6 +46,7 @@ from boxcal.calibrators.monitoring.class_prior import (
     is_shifted,
     prior_offsets,
 )
+from boxcal.calibrators.monitoring.stored_logits import pack
 
 if TYPE_CHECKING:
     from boxcal.calibrators.monitoring.state import Array
@@ -138,6 +139,7 @@ async def open_monitoring(
         refits=settings.auto_refit != "off",
         folds=folds,
     )
+    await asyncio.to_thread(pack, np.ones((1, 2)))  # compiled now: predictions are packed on the event loop
     writer = FeedbackWriter(registry, log, telemetry, monitor.wake, num_classes=len(classes))
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_store_the_rest, writer)

@@ -303,6 +303,12 @@ class Telemetry:
             "Seconds since the database of the registry last answered.",
             registry=registry,
         )
+        self._pauses = FastHistogram(
+            "boxcal_event_loop_pause_seconds",
+            "By how many seconds a callback that the event loop runs every 50 ms was late.",
+            SECONDS,
+            registry=registry,
+        ).labels()
         self._restarts = Counter(
             "boxcal_background_restarts",
             "Background tasks that failed and were started again.",
@@ -349,6 +355,10 @@ class Telemetry:
     def watch_registry(self, seconds_since_answer: Callable[[], float]) -> None:
         """Read how long the registry has not answered from its database."""
         self._registry_answer_age.set_function(seconds_since_answer)
+
+    def paused(self, seconds: float) -> None:
+        """Count for how long the event loop did not run; called every 50 ms, mostly with nearly 0."""
+        self._pauses.observe(seconds)
 
     def restarted(self, task: str) -> None:
         """Count a background task that failed."""
@@ -439,7 +449,13 @@ class Telemetry:
             self._fit_seconds.labels(method).observe(seconds)
 
 
-OF_SERVICE = ("process_", "boxcal_process_", "boxcal_registry_", "boxcal_background_restarts")
+OF_SERVICE = (
+    "process_",
+    "boxcal_process_",
+    "boxcal_registry_",
+    "boxcal_background_restarts",
+    "boxcal_event_loop_",
+)
 """Beginnings of the names of metrics that a model does not have."""
 OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected")
 """Requests that are for no model, such as health checks, have no label."""

@@ -15,6 +15,8 @@ import uvicorn
 from boxcal.app.server import Server, server_config
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import State
+from boxcal.calibrators.temperature_fast_path import warm_arrays
+from tests.pauses import PAUSES
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,16 @@ def running(data_dir: Path, **settings: Any) -> Iterator[Service]:
 @contextmanager
 def listening(server: uvicorn.Server) -> Iterator[int]:
     """Run a server in a thread for as long as the block lasts; gives its port."""
+    warm_arrays()  # as `boxcal serve` does: the event loop does not compile
     thread = threading.Thread(target=server.run)
-    thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive(), "the service did not start"
-            time.sleep(0.01)
-        port: int = server.servers[0].sockets[0].getsockname()[1]
-        yield port
+        with PAUSES.watched(server):
+            thread.start()
+            while not server.started:
+                assert thread.is_alive(), "the service did not start"
+                time.sleep(0.01)
+            port: int = server.servers[0].sockets[0].getsockname()[1]
+            yield port
     finally:
         server.should_exit = True
         thread.join(30)

@@ -25,6 +25,7 @@ from tests.app.running import Service
 
 PROMISED = {
     "boxcal_background_restarts_total",
+    "boxcal_event_loop_pause_seconds",
     "boxcal_process_restarts_total",
     "boxcal_registry_last_contact_seconds",
     "boxcal_request_seconds",

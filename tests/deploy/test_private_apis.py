@@ -27,8 +27,8 @@ USED = {
     },
     "uvicorn": {"HttpToolsProtocol"},
 }
-DOCUMENTED = {"_asdict", "_exit", "_mapping", "_replace"}
-"""Of os, SQLAlchemy and named tuples: public in spite of the underscore."""
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_mapping", "_replace"}
+"""Of os, sys, SQLAlchemy and named tuples: public in spite of the underscore."""
 
 
 def own_names(trees: list[ast.AST]) -> set[str]:
