@@ -31,6 +31,7 @@ class Pauses:
     def __init__(self) -> None:
         self._watches: list[tuple[asyncio.AbstractEventLoop, EventLoopWatch]] = []
         self._found: list[str] = []
+        self.longest = 0.0  # Of this test, in seconds
         self._collected: defaultdict[int, float] = defaultdict(float)
         self._collection_began = 0.0
         gc.callbacks.append(self._collects)
@@ -50,6 +51,7 @@ class Pauses:
         def paused(_: float, processor_seconds: float) -> None:
             nonlocal stack
             seconds = processor_seconds - self._collected.pop(thread, 0.0)
+            self.longest = max(self.longest, seconds)
             if seconds > MOST_SECONDS:
                 self._found.append(f"{seconds:.3f} s in {stack}")
             stack = "a function that was not seen"
@@ -99,6 +101,7 @@ class Pauses:
         """Begin a test."""
         self.settle()
         self._found.clear()
+        self.longest = 0.0
 
     def check(self, name: str) -> None:
         """Fail a test that paused an event loop, unless it is allowed to."""

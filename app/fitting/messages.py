@@ -16,7 +16,7 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.registry.records import ActivatePolicy, FittedCalibrator
 
 BODY_FILE = "body"
-ITEMS_FILE = "items.json"
+ITEMS_FILE = "items.jsonl"
 BUDGET_SECONDS = 120.0
 """How long `auto` compares methods unless the upload says otherwise."""
 
@@ -69,11 +69,15 @@ class RefitTask:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """To a worker: convert the table of labels in `folder/BODY_FILE` to JSON in `folder/ITEMS_FILE`."""
+    """To a worker: convert the table of labels in `folder/BODY_FILE` to JSON in `folder/ITEMS_FILE`.
+
+    Each line of it is a list of items.
+    """
 
     folder: Path
-    max_rows: int  # Most rows, and most bytes of the JSON
+    max_rows: int  # Most rows, most bytes of the JSON, and most of one row
     max_bytes: int
+    max_row_bytes: int
     memory_bytes: int | None = None  # Memory that the conversion may allocate; None for no limit
     kind: Literal["table"] = "table"
 

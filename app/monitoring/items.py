@@ -22,29 +22,36 @@ LONGEST_SOURCE = 64
 LONGEST_KEY = 200
 MEMBERS = {"id", "label", "propensity", "source", "logits", "key"}
 
-Read = tuple[list[Label], list[ItemProblem]]
-
 
 class _Malformed(Exception):
     """What is wrong with one item."""
 
 
-def read_items(items: Any, labels: Labels) -> Read:
-    """Read the member `items` of a JSON body: the labels, and what is wrong with the others."""
-    if not isinstance(items, list) or not items:
-        raise InvalidParameter("items must be a list of at least one object.")
-    if len(items) > limits.MAX_LABELS:
-        raise InvalidParameter(f"The request has more than {limits.MAX_LABELS:,} items, which is the limit.")
-    found: list[Label] = []
-    problems: list[ItemProblem] = []
-    for index, item in enumerate(items):
-        try:
-            found.append(_item(index, item, labels, hints=len(problems) < HINTED))
-        except _Malformed as error:
-            sent = item.get("id") if isinstance(item, dict) else None
-            shown = sent[:64] if isinstance(sent, str) else None
-            problems.append(ItemProblem(index, shown, "malformed", f"items[{index}]: {error}"))
-    return found, problems
+class ItemReader:
+    """Reads items, all at once or some at a time: `found` are the labels, `problems` what is wrong."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self._count = 0
+        self.found: list[Label] = []
+        self.problems: list[ItemProblem] = []
+
+    def add(self, items: Any) -> None:
+        """Read the next items, or the member `items` of a JSON body."""
+        if not isinstance(items, list) or not items:
+            raise InvalidParameter("items must be a list of at least one object.")
+        if self._count + len(items) > limits.MAX_LABELS:
+            raise InvalidParameter(
+                f"The request has more than {limits.MAX_LABELS:,} items, which is the limit."
+            )
+        for index, item in enumerate(items, self._count):
+            try:
+                self.found.append(_item(index, item, self._labels, hints=len(self.problems) < HINTED))
+            except _Malformed as error:
+                sent = item.get("id") if isinstance(item, dict) else None
+                shown = sent[:64] if isinstance(sent, str) else None
+                self.problems.append(ItemProblem(index, shown, "malformed", f"items[{index}]: {error}"))
+        self._count += len(items)
 
 
 def _item(index: int, item: Any, labels: Labels, *, hints: bool) -> Label:

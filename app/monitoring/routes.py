@@ -30,12 +30,11 @@ from boxcal.app.http.problems import (
     UploadTooLarge,
 )
 from boxcal.app.monitoring.events import StoredEvent
-from boxcal.app.monitoring.items import Read, read_items
+from boxcal.app.monitoring.items import ItemReader
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import JSON, header, json_object, read_body, read_json, unblocked
-from boxcal.app.predict.options import Labels
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.registry.store import Registry
 from boxcal.app.schemas.monitoring import (
@@ -151,14 +150,14 @@ async def give_feedback(
         sent = f"{kind!r:.100}" if kind else "missing"
         accepted = ", ".join((JSON, *TABLES))
         raise UnsupportedMediaType(f"The content type is {sent}; this route accepts {accepted}.")
+    reader = ItemReader(pipeline.labels)
     if kind == JSON:
         body = await read_json(request, TABLES)
+        await unblocked(len(body), _read, body, reader)
     else:
-        body = await read_body(request)
-        body = await jobs.checks.read_labels(body, limits.MAX_LABELS, limits.MAX_BODY_BYTES)
-    labels, malformed = await unblocked(len(body), _read, body, pipeline.labels)
-    outcome = await writer.label(labels)
-    outcome.problems = sorted([*outcome.problems, *malformed], key=lambda problem: problem.index)
+        await jobs.checks.read_labels(await read_body(request), reader.add)
+    outcome = await writer.label(reader.found)
+    outcome.problems = sorted([*outcome.problems, *reader.problems], key=lambda problem: problem.index)
     for result in ("accepted", "duplicates", "conflicts"):
         telemetry.feedback(result, getattr(outcome, result))
     for reason in ("unknown", "expired", "malformed"):
@@ -175,8 +174,8 @@ async def give_feedback(
     )
 
 
-def _read(body: bytes | bytearray, labels: Labels) -> Read:
-    return read_items(json_object(body, ("items",)).get("items"), labels)
+def _read(body: bytes | bytearray, reader: ItemReader) -> None:
+    reader.add(json_object(body, ("items",)).get("items"))
 
 
 @router.get("/monitor", response_model_exclude_none=True, responses=problems(RegistryUnavailable))

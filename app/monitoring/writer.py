@@ -48,6 +48,8 @@ MAX_PENDING_BYTES = 64 * 2**20
 WAIT_SECONDS = 5.0
 RETRY_SECONDS = 0.25
 PAUSE_SECONDS = 1.0
+QUICK_PROBLEMS = 1000
+"""Looked through on the event loop; more in a thread."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +126,7 @@ class FeedbackWriter:
             part = labels[start : start + LABELS_PER_TRANSACTION]
             _add(total, await self._store(part))
         deadline = time.monotonic() + WAIT_SECONDS
-        while (again := _may_come(total, labels)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline and (again := await _may_come(total, labels)):
             await asyncio.sleep(RETRY_SECONDS)
             indices = {label.index for label in again}
             total.problems = [problem for problem in total.problems if problem.index not in indices]
@@ -200,8 +202,14 @@ def _add(total: Outcome, part: Outcome) -> None:
     total.problems += part.problems
 
 
-def _may_come(total: Outcome, labels: Sequence[Label]) -> list[Label]:
+async def _may_come(total: Outcome, labels: Sequence[Label]) -> list[Label]:
     """Return the labels whose prediction is unknown and so young that it may still be stored."""
+    if len(total.problems) <= QUICK_PROBLEMS:
+        return _young(total, labels)
+    return await asyncio.to_thread(_young, total, labels)
+
+
+def _young(total: Outcome, labels: Sequence[Label]) -> list[Label]:
     unknown = {problem.index for problem in total.problems if problem.reason == "unknown"}
     if not unknown:
         return []

@@ -25,6 +25,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.options import Options
+from boxcal.app.settings import limits
 from boxcal.calibrators.scores import KINDS
 
 IMAGES = ("image/jpeg", "image/png", "image/webp")
@@ -40,8 +41,6 @@ JSON_ALTERNATIVES = {
     CALIBRATE_TYPES: (NPY, "binary tensors to /v2"),
 }
 """In which forms a route takes more than a JSON body may have."""
-JSON_BYTES = 4 * 2**20
-"""Of a JSON body. One call parses it, for which no other thread runs: 40 ms."""
 QUICK_BYTES = 64 * 1024
 """Parsed on the event loop, in a millisecond."""
 MAX_CONTAINERS = 250_000
@@ -157,16 +156,17 @@ def header(request: Request, name: bytes) -> str:
 
 async def read_json(request: Request, others: Sequence[str]) -> Body:
     announced = header(request, b"content-length")
-    if announced.isdecimal() and int(announced[:20]) > JSON_BYTES:
+    if announced.isdecimal() and int(announced[:20]) > limits.MAX_JSON_BYTES:
         raise _too_large(others)
-    chunks = await _chunks(request, JSON_BYTES)
-    if sum(map(len, chunks)) > JSON_BYTES:
+    chunks = await _chunks(request, limits.MAX_JSON_BYTES)
+    if sum(map(len, chunks)) > limits.MAX_JSON_BYTES:
         raise _too_large(others)
     return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
 
 def _too_large(others: Sequence[str]) -> BoxcalError:
-    return BodyTooLarge(f"A JSON body has at most {JSON_BYTES:,} bytes; send more as {' or '.join(others)}.")
+    most = f"{limits.MAX_JSON_BYTES:,}"
+    return BodyTooLarge(f"A JSON body has at most {most} bytes; send more as {' or '.join(others)}.")
 
 
 async def read_body(request: Request) -> Body:

@@ -11,9 +11,11 @@ import asyncio
 import os
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import orjson
 from starlette.requests import ClientDisconnect
 
 from boxcal.app.fitting.backbones import BackboneSummary
@@ -160,8 +162,11 @@ class UploadChecks:
             return REFUSALS.get(error.problem, InvalidUpload)(str(error))
         return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
 
-    async def read_labels(self, table: bytes | bytearray, max_rows: int, max_bytes: int) -> bytes:
-        """Let a worker turn a table of labels, Parquet or CSV, into the JSON body of `POST /feedback`."""
+    async def read_labels(self, table: bytes | bytearray, add: Callable[[list[Any]], None]) -> None:
+        """Let a worker turn a table of labels, Parquet or CSV, into items as in a JSON body.
+
+        `add`: called in a thread with some items at a time, so that they are never all in memory.
+        """
         if self._closing.is_set():
             raise NotReady(GOING_DOWN)
         folder: Path | None = None
@@ -169,7 +174,13 @@ class UploadChecks:
             with disk_errors_as_problems():
                 folder = await asyncio.to_thread(self._workspace.new_folder, f"labels-{secrets.token_hex(8)}")
                 await asyncio.to_thread((folder / BODY_FILE).write_bytes, table)
-            task = TableTask(folder, max_rows, max_bytes, CHECK_MEMORY_BYTES + 2 * max_bytes)
+            task = TableTask(
+                folder,
+                limits.MAX_LABELS,
+                limits.MAX_BODY_BYTES,
+                limits.MAX_JSON_BYTES,
+                CHECK_MEMORY_BYTES + 2 * limits.MAX_BODY_BYTES,
+            )
             try:
                 await self.worker.run(task, Tabled)
             except TaskRefused as error:
@@ -179,7 +190,13 @@ class UploadChecks:
                     raise NotReady(GOING_DOWN) from error
                 raise MalformedBody(f"The table could not be read. {error}") from error
             with disk_errors_as_problems():
-                return await asyncio.to_thread((folder / ITEMS_FILE).read_bytes)
+                await asyncio.to_thread(_read_lines, folder / ITEMS_FILE, add)
         finally:
             if folder is not None:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+
+def _read_lines(file: Path, add: Callable[[list[Any]], None]) -> None:
+    with file.open("rb") as lines:
+        for line in lines:
+            add(orjson.loads(line))

@@ -1,4 +1,4 @@
-"""Reads a table of true labels, in the worker: Parquet or CSV becomes the JSON body of `POST /feedback`.
+"""Reads a table of true labels, in the worker: Parquet or CSV becomes lines of JSON, lists of items.
 
 What is wrong with the table is refused here; what is wrong with a row, the service says, as for JSON.
 """
@@ -16,6 +16,9 @@ from boxcal.app.http.problems import InvalidParameter, InvalidUpload, MalformedB
 from boxcal.app.tables.formats import open_table, readable
 from boxcal.app.tables.label_rows import label_rows
 
+PIECE_BYTES = 64 * 1024
+"""A line ends with the item that makes it so long: the service parses one line at a time."""
+
 
 def read_labels(task: TableTask) -> Tabled:
     """Write the rows of a table as JSON."""
@@ -30,9 +33,14 @@ def read_labels(task: TableTask) -> Tabled:
 
 
 def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
-    count = size = 0
+    count = size = held = 0
+    piece: list[bytes] = []
     with (task.folder / ITEMS_FILE).open("wb") as file:
-        file.write(b'{"items":[')
+
+        def end_line() -> None:
+            file.write(b"[" + b",".join(piece) + b"]\n")
+            piece.clear()
+
         for row in rows:
             count += 1
             if count > task.max_rows:
@@ -43,6 +51,16 @@ def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
                 raise UploadTooLarge(
                     f"The table has more than {task.max_bytes:,} bytes as JSON, which is the limit."
                 )
-            file.write(written if count == 1 else b"," + written)
-        file.write(b"]}")
+            if len(written) > task.max_row_bytes:
+                raise UploadTooLarge(
+                    f"Row {count:,} of the table has {len(written):,} bytes as JSON; "
+                    f"the limit is {task.max_row_bytes:,}."
+                )
+            piece.append(written)
+            held += len(written)
+            if held >= PIECE_BYTES:
+                end_line()
+                held = 0
+        if piece or not count:
+            end_line()
     return count

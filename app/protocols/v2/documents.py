@@ -11,9 +11,10 @@ import numpy as np
 import orjson
 
 from boxcal.app.http.problems import BodyTooLarge, InvalidInput, InvalidParameter, MalformedBody
-from boxcal.app.predict.bodies import COPIED, JSON_BYTES, QUICK_BYTES, Body, parse_json
+from boxcal.app.predict.bodies import COPIED, QUICK_BYTES, Body, parse_json
 from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
+from boxcal.app.settings import limits
 
 MAX_TENSORS = 1000
 BINARY_TENSORS = "binary tensors (`binary_data_size`)"
@@ -74,8 +75,9 @@ def read_request(
             f"Inference-Header-Content-Length is {length!r:.50}; the body has {len(body)} bytes."
         )
     position = int(length) if length else len(body)
-    if position > JSON_BYTES:
-        raise BodyTooLarge(f"The JSON part has at most {JSON_BYTES:,} bytes; send more as {BINARY_TENSORS}.")
+    if position > limits.MAX_JSON_BYTES:
+        most = f"{limits.MAX_JSON_BYTES:,}"
+        raise BodyTooLarge(f"The JSON part has at most {most} bytes; send more as {BINARY_TENSORS}.")
     # Clients that send binary data repeat the same JSON.
     is_known = length and position <= REPEATED
     head = (

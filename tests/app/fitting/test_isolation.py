@@ -165,7 +165,9 @@ def test_a_worker_ends_with_a_service_that_has_left_its_message_unread(tmp_path:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     try:
         with ours:
-            task = TableTask(tmp_path / "missing", max_rows=1, max_bytes=1, memory_bytes=None)
+            task = TableTask(
+                tmp_path / "missing", max_rows=1, max_bytes=1, max_row_bytes=1, memory_bytes=None
+            )
             ours.sendall(TASK.dump_json(task) + b"\n")
             assert ours.recv(1, socket.MSG_PEEK) == b"{"
         assert process.wait(timeout=60) == 0

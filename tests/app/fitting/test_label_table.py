@@ -15,10 +15,12 @@ from boxcal.app.fitting.worker.label_table import read_labels
 from boxcal.app.http.problems import BoxcalError
 
 
-def converted(folder: Path, body: bytes, max_rows: int = 100, max_bytes: int = 10_000) -> list[Any]:
+def converted(
+    folder: Path, body: bytes, max_rows: int = 100, max_bytes: int = 10_000, max_row_bytes: int = 9_000
+) -> list[Any]:
     (folder / BODY_FILE).write_bytes(body)
-    rows = read_labels(TableTask(folder, max_rows, max_bytes)).rows
-    items: list[Any] = orjson.loads((folder / ITEMS_FILE).read_bytes())["items"]
+    rows = read_labels(TableTask(folder, max_rows, max_bytes, max_row_bytes)).rows
+    items = [item for line in (folder / ITEMS_FILE).read_bytes().splitlines() for item in orjson.loads(line)]
     assert len(items) == rows
     return items
 
@@ -37,6 +39,15 @@ def test_csv(tmp_path: Path) -> None:
         {"id": "a", "label": "7"},
         {"id": "a", "label": "1", "propensity": "x"},
     ]
+
+
+@pytest.mark.parametrize(("rows", "lines"), [(0, 1), (1638, 1), (1639, 1), (1640, 2), (4917, 3), (4918, 4)])
+def test_lines_end_with_the_item_that_makes_them_64_kib(tmp_path: Path, rows: int, lines: int) -> None:
+    body = b"id,label\n" + b"aaaaaaaaaaaaaaaaaaa,1\n" * rows  # 40 bytes each as JSON
+    assert len(converted(tmp_path, body, 50_000, 2**25)) == rows
+    written = (tmp_path / ITEMS_FILE).read_bytes().splitlines()
+    assert len(written) == lines
+    assert max(map(len, written)) <= 65_560 + 1640 + 1
 
 
 def test_csv_of_logits(tmp_path: Path) -> None:
@@ -67,6 +78,7 @@ def test_parquet(tmp_path: Path) -> None:
         (b"id,label\n" + b"a,1\n" * 101, "more than 100 rows"),
         (b"id,label\n" + b"a" * 10_000 + b",1\n", "more than 10,000 bytes"),
         (b"id,label\n" + b"a" * 10_001 + b",1\n", "more than 10,000 bytes"),
+        (b"id,label\na,1\n" + b"a" * 9_000 + b",1\n", "Row 2 of the table has 9,021 bytes as JSON"),
         (b"PAR1 and something else", "no readable .parquet"),
         (parquet_of({"id": ["a"], "label": [True]}), "The column `label` has the type bool"),
         (parquet_of({"id": [1], "label": [1]}), "The column `id` has the type int64"),

@@ -21,6 +21,7 @@ from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from tests.app.running import Service, running
+from tests.pauses import PAUSES
 
 COUNTS = ("accepted", "duplicates", "conflicts", "unknown", "expired", "malformed")
 ROWS = np.random.default_rng(0).normal(0, 3, (40, 10))
@@ -106,6 +107,42 @@ def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Clien
     body = f"id,label\n{predicted(client)[0]},1\n"
     answer = client.post("/feedback", content=body, headers={"content-type": "text/csv"}).json()
     assert counts(answer) == {"accepted": 1}
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_table_of_30_mb_is_read_in_pieces(client: httpx.Client, is_accepted: bool) -> None:
+    digits = "1234567890" * 5
+    if is_accepted:
+        row = f'"[{f"-1.{digits}," * 10}0.5]",1\n'.replace(",0.5", "")  # 10 numbers of 53 characters
+        body = "key,logits,label\n" + "".join(f"k{n},{row}" for n in range(50_000))
+    else:  # a source may have 64 characters
+        body = "id,label,source\n" + "".join(f"{n:032x},1,{digits * 11}\n" for n in range(50_000))
+    content = body.encode()
+    assert 27_000_000 < len(content) < 31_000_000
+    del body
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = memory_peak()
+    answer = client.post("/feedback", content=content, headers={"content-type": "text/csv"}, timeout=100)
+    assert counts(answer.json()) == {"accepted" if is_accepted else "malformed": 50_000}
+    assert memory_peak() - before <= 8 * len(content)
+    PAUSES.settle()
+    assert PAUSES.longest <= 0.05
+
+
+def memory_peak() -> int:
+    """Return the most bytes of memory that this process had."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(status["VmHWM"].split()[0])
+
+
+def test_50_000_labels_of_unknown_predictions_do_not_stop_the_service(client: httpx.Client) -> None:
+    began = int(time.time() * 1000)
+    items = [{"id": f"{began:012x}{n:020x}", "label": 1} for n in range(50_000)]
+    PAUSES.clear()
+    assert counts(give(client, items)) == {"unknown": 50_000}
+    PAUSES.settle()
+    assert PAUSES.longest <= 0.05
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,20 @@ from hypothesis import strategies as st
 
 from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.monitoring import items
-from boxcal.app.monitoring.items import read_items
+from boxcal.app.monitoring.items import ItemReader
+from boxcal.app.monitoring.records import ItemProblem, Label
 from boxcal.app.predict.options import Labels
 from boxcal.calibrators.monitoring.stored_logits import unpack
 from tests.app.raising import raises_problem
 
 LABELS = Labels(["cat", "dog", "7"])
 ID = "01936d8f2b7c4d0e9a5f6b1c2d3e4f50"
+
+
+def read_items(items: Any, labels: Labels) -> tuple[list[Label], list[ItemProblem]]:
+    reader = ItemReader(labels)
+    reader.add(items)
+    return reader.found, reader.problems
 
 
 def test_labels_are_names_or_indices() -> None:
