@@ -60,7 +60,8 @@ def feedback(
 
 def _parts(path: Path) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
-    from boxcal.app.tables.formats import START_BYTES, open_table, readable, table_kind
+    from boxcal.app.tables.formats import open_table, readable
+    from boxcal.app.tables.kinds import START_BYTES, table_kind
     from boxcal.app.tables.label_rows import label_rows
 
     part: list[Any] = []

@@ -27,8 +27,7 @@ from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of
 from boxcal.app.monitoring.records import NONE, entries
 from boxcal.app.tables.columns import SCORES
-from boxcal.app.tables.formats import BATCH_ROWS, START_BYTES, open_table, readable, table_kind
-from boxcal.app.tables.values import lists_of
+from boxcal.app.tables.kinds import START_BYTES, check_tables_package, table_kind
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
@@ -71,6 +70,10 @@ def _npz(file: IO[bytes]) -> Columns:
 
 
 def _table(file: IO[bytes], kind: str) -> Columns:
+    check_tables_package()
+    from boxcal.app.tables.formats import BATCH_ROWS, open_table, readable  # noqa: PLC0415 - arrays need neither
+    from boxcal.app.tables.values import lists_of  # noqa: PLC0415 - as above
+
     with readable(kind):
         table = open_table(file, kind)
         names = [name for name in table.names if name in (*SCORES, "label", "labels", "time")]

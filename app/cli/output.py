@@ -20,6 +20,9 @@ from typer.exceptions import TyperException
 screen = Console(highlight=False)
 messages = Console(stderr=True, highlight=False)
 
+EXTRAS = {"pyarrow": "tables", "psycopg": "postgres"}
+"""Packages that are not in the extra `onnx` of the service, and the extras that bring them."""
+
 Advance = Callable[[float, str], None]
 """Takes a fraction from 0 to 1 and the name of the present stage."""
 
@@ -115,7 +118,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, TyperException):
         return str(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", MISUSED)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("boxcal"):
-        return f"this command needs the package {error.name}: pip install 'boxcal[serve]'", MISUSED
+        extra = EXTRAS.get(str(error.name).partition(".")[0], "serve")
+        return f"this command needs the package {error.name}: pip install 'boxcal[{extra}]'", MISUSED
     for kind, code in _kinds():
         if isinstance(error, kind):
             return " ".join(str(error).split()), code

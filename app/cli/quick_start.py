@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 
 TUNABLES = "GLIBC_TUNABLES"
 LARGEST_KEPT = 32 * 2**20
@@ -13,6 +14,12 @@ LARGEST_KEPT = 32 * 2**20
 SETTINGS = (
     "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
     f":glibc.malloc.mmap_threshold={LARGEST_KEPT}:glibc.malloc.trim_threshold={2 * LARGEST_KEPT}"
+)
+NOTICE_SECONDS = 2.0
+"""Loops that were compiled before are loaded in a tenth of this."""
+NOTICE = (
+    "boxcal: compiling the loops for this processor, which takes some 20 seconds of the first start; "
+    "'python -m boxcal.calibrators.warm' does it before"
 )
 
 
@@ -50,14 +57,18 @@ def prepare() -> None:
     """Stop garbage collection until the service is ready, and load the compiled engine without SciPy.
 
     Imports leave no garbage, but make collections look at all that they leave. numba imports SciPy's linear
-    algebra, which the engine never calls.
+    algebra, which the engine never calls. Loops that no start has compiled yet are compiled, with a notice.
     """
     gc.disable()
+    notice = threading.Timer(NOTICE_SECONDS, print, [NOTICE], {"file": sys.stderr, "flush": True})
+    notice.daemon = True
+    notice.start()
     hidden = sys.modules.setdefault("scipy", None) is None  # type: ignore[arg-type]
     try:
         from boxcal.calibrators.temperature_fast_path import warm_arrays  # noqa: PLC0415 - not before this
 
         warm_arrays()
     finally:
+        notice.cancel()
         if hidden:
             del sys.modules["scipy"]

@@ -340,6 +340,10 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    from boxcal.app.registry.postgresql import open_engine  # noqa: PLC0415 - a registry on SQLite needs no psycopg
-
+    try:
+        from boxcal.app.registry.postgresql import open_engine  # noqa: PLC0415 - a registry on SQLite needs no psycopg
+    except ModuleNotFoundError as error:
+        raise RegistryUnusable(
+            f"PostgreSQL needs the package {error.name}: pip install 'boxcal[postgres]'."
+        ) from error
     return open_engine(url, **ENGINE_OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +16,10 @@ from boxcal.app.http.problems import InvalidLogits, MalformedBody
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.scores import PRECISION, two_columns
 from boxcal.calibrators.scores import as_logits as converted
+
+Array = NDArray[Any]
+Batch = Mapping[str, Array]
+"""Rows of a validation set: arrays by name."""
 
 MAX_HEADER_BYTES = 10_000
 MAX_DIMENSIONS = 32

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyarrow import types
 
 from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
 from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
 from boxcal.app.tables.labels import clean, integer_of
 from boxcal.app.tables.sample_schema import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column
-
-Array = NDArray[Any]
-Batch = Mapping[str, Array]
 
 
 def arrays_of(

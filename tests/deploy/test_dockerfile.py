@@ -12,7 +12,7 @@ from tests.deploy.dockerfile import environment, read_dockerfile
 from tests.deploy.test_wheel import copy_checkout
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("requirements-dev.lock", "requirements-release.lock")
+TOOLS = ("requirements-dev.lock", "requirements-release.lock", "requirements-light.lock")
 PACKAGES = ("app", "calibrators", "models")
 INSTRUCTIONS = read_dockerfile(ROOT / "Dockerfile")
 FINAL = max(each.stage for each in INSTRUCTIONS)

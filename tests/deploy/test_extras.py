@@ -73,6 +73,16 @@ for spec in ("torchvision:vit_b_16", "pt2:model.pt2"):
     else:
         raise AssertionError("torch is there")
 """
+POSTGRESQL = """
+from boxcal.app.http.problems import BoxcalError
+from boxcal.app.registry.database import Database
+try:
+    Database("postgresql+psycopg://127.0.0.1/boxcal")
+except BoxcalError as error:
+    assert str(error) == "PostgreSQL needs the package psycopg: pip install 'boxcal[postgres]'."
+else:
+    raise AssertionError("psycopg is there")
+"""
 METHODS = [name for name, reads in reads_of_methods().items() if reads == "logits" and name != "auto"]
 
 
@@ -133,6 +143,7 @@ def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
         ("", COMMAND.format(arguments=["predict", "--help"])),
         ("calibrators", CALIBRATORS.format(methods=["auto", *METHODS])),
         ("onnx", SERVICE),
+        ("onnx", POSTGRESQL),
         ("serve", "from boxcal.app.server import serve"),
     ],
 )
@@ -146,6 +157,17 @@ def test_the_client_comes_without_the_server_and_without_torch() -> None:
     assert not [name for name in HEAVY if normal(modules[name][0]) in installs("")]
     assert not {"fastapi", "torch", "sqlalchemy", "onnxruntime"} & installs("calibrators")
     assert all(normal(modules[name][0]) in installs("serve") for name in HEAVY)
+
+
+def test_the_service_of_onnx_models_comes_without_what_its_extras_bring() -> None:
+    """Each is large, or is not used by the service."""
+    besides = {"pyarrow", "psycopg", "psycopg-binary", "torch", "watchfiles", "websockets", "pyyaml"}
+    assert not besides & installs("onnx")
+    assert {"uvloop", "httptools", "onnxruntime", "matplotlib", "scikit-learn"} <= installs("onnx")
+    assert {"pyarrow", "psycopg"} <= installs("serve")
+    assert "pyarrow" in installs("tables") & installs("calibrators")
+    assert "psycopg" in installs("postgres")
+    assert len(installs("onnx")) == 62
 
 
 @pytest.mark.parametrize("code", ["import boxcal; boxcal.fit", "import boxcal.app.server"])
@@ -162,7 +184,21 @@ def test_a_command_without_its_extra_says_what_to_install(tmp_path: Path) -> Non
     assert "Traceback" not in done.stderr
 
 
-def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path: Path) -> None:
+def test_a_table_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
+    table = tmp_path / "v.csv"
+    table.write_text("a,b,label\n" + "0.5,0.5,a\n" * 30)
+    for command in (["fit", str(table)], ["monitor", str(table), "--calibrator", str(table)]):
+        done = run("onnx", COMMAND.format(arguments=command))
+        assert done.returncode == 2
+        said = " ".join(done.stderr.split())
+        assert (
+            "need the package pyarrow: pip install 'boxcal[tables]'. Without it, send arrays as .npz." in said
+        )
+        assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("extra", ["calibrators", "onnx"])
+def test_files_are_fitted_and_judged_without_torch_and_without_a_server(extra: str, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     logits = 2 * random.normal(size=(300, 4))
     labels = (logits / 2 + random.gumbel(size=logits.shape)).argmax(axis=1)
@@ -174,7 +210,7 @@ def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path
         (["compare", str(file), "--method", "ts"], "ts"),
         (["monitor", str(file), "--calibrator", str(fitted)], "300"),
     ):
-        done = run("calibrators", COMMAND.format(arguments=command))
+        done = run(extra, COMMAND.format(arguments=command))
         assert done.returncode == 0, done.stderr
         assert shown in done.stdout
 

@@ -31,11 +31,10 @@ from boxcal.app.fitting.worker.validation_set import (
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.settings import limits
-from boxcal.app.tables.arrays import Header, read_header, read_rows
+from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.labels import check_shape, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
-from boxcal.app.tables.values import Array, Batch
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import two_columns
 from boxcal.models import UnusableInput

@@ -27,18 +27,15 @@ from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat, UploadTooLarge
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
-from boxcal.app.tables.formats import (
-    BATCH_ROWS,
+from boxcal.app.tables.kinds import (
     START_BYTES,
+    check_tables_package,
     foreign_archive,
     foreign_kind,
-    open_table,
-    readable,
     table_kind,
 )
 from boxcal.app.tables.labels import NAME, NOTHING, Declared
 from boxcal.app.tables.sample_schema import ModelInputs
-from boxcal.app.tables.values import arrays_of, distinct_labels
 from boxcal.calibrators.method import no_method
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -160,6 +157,10 @@ def read_file(
 
 def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) -> None:
     """Check a table, of a kind of `table_kind`, and keep it in `folder`."""
+    check_tables_package()
+    from boxcal.app.tables.formats import BATCH_ROWS, open_table, readable  # noqa: PLC0415 - arrays need neither
+    from boxcal.app.tables.values import arrays_of, distinct_labels  # noqa: PLC0415 - as above
+
     declared = expected.declared
     with readable(kind):
         table = open_table(file, kind)

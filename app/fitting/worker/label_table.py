@@ -13,8 +13,7 @@ import orjson
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Tabled, TableTask
 from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.http.problems import InvalidParameter, InvalidUpload, MalformedBody, UploadTooLarge
-from boxcal.app.tables.formats import open_table, readable
-from boxcal.app.tables.label_rows import label_rows
+from boxcal.app.tables.kinds import check_tables_package
 
 PIECE_BYTES = 64 * 1024
 """A line ends with the item that makes it so long: the service parses one line at a time."""
@@ -22,6 +21,13 @@ PIECE_BYTES = 64 * 1024
 
 def read_labels(task: TableTask) -> Tabled:
     """Write the rows of a table as JSON."""
+    try:
+        check_tables_package()
+    except InvalidUpload as error:
+        raise MalformedBody(str(error)) from error
+    from boxcal.app.tables.formats import open_table, readable  # noqa: PLC0415 - not before it is known to be there
+    from boxcal.app.tables.label_rows import label_rows  # noqa: PLC0415 - as above
+
     limit_memory(task.memory_bytes)
     with (task.folder / BODY_FILE).open("rb") as file:
         kind = "parquet" if file.peek(4)[:4] == b"PAR1" else "csv"

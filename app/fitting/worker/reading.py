@@ -21,10 +21,8 @@ from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import LABEL, choose_columns
-from boxcal.app.tables.formats import open_table, readable
 from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.sample_schema import TEXTS, ModelInputs
-from boxcal.app.tables.values import samples_of_batch, scores_of_batch
 from boxcal.models.inputs.base import Samples
 
 if TYPE_CHECKING:
@@ -66,6 +64,8 @@ class RowFile:
     """A Parquet file of scores, features or texts, without labels, read in parts."""
 
     def __init__(self, path: Path, backbone: Backbone) -> None:
+        from boxcal.app.tables.formats import open_table, readable  # noqa: PLC0415 - fits of arrays need neither
+
         self._backbone, self._samples = backbone, ModelInputs.of(backbone)
         with readable("parquet"):
             self._table = open_table(path, "parquet")
@@ -85,6 +85,8 @@ class RowFile:
             first += len(batch)
 
     def _read(self, batch: Any, first: int) -> Samples | Floats:
+        from boxcal.app.tables.values import samples_of_batch, scores_of_batch  # noqa: PLC0415 - as above
+
         if self.has_samples and self._samples:
             samples = samples_of_batch(batch, self._samples, first)
             is_text = self._samples.member == TEXTS

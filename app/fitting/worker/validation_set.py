@@ -5,7 +5,8 @@ not grow with the upload, and written by `write`, so that a full disk is an erro
 
 Labelled rows of features and texts in place of logits: the check keeps them, the fit runs the model.
 
-The check writes them to an Arrow file, one column for each feature or one of texts.
+The check writes them to one file, block by block: of each block one column for each feature, or one of texts.
+A column of texts is a line of JSON, one of numbers a `.npy` array.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-from pyarrow import ipc
+import orjson
 
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
+from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
 from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
-from boxcal.app.tables.values import Array, Batch
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES, SIGMOIDS, WHOLE, ScoreLook, as_logits
 from boxcal.models import UnusableInput
@@ -36,7 +36,7 @@ from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import RowInputs
 from boxcal.models.inputs.texts import TextInputs
 
-SAMPLES = "samples.arrow"
+SAMPLES = "samples.blocks"
 
 
 class SampleWriter:
@@ -45,50 +45,47 @@ class SampleWriter:
     def __init__(self, folder: Path, inputs: ModelInputs) -> None:
         inputs.check_tokenizer()
         self._is_text, self._count = inputs.member == TEXTS, 0
-        fields = [("text", pa.string())]
-        if not self._is_text:
-            columns = enumerate(inputs.rows.by_feature)
-            fields = [(str(n), pa.string() if one.is_text else pa.float64()) for n, one in columns]
-        self._schema = pa.schema(fields)
+        self._text_columns = [True] if self._is_text else [one.is_text for one in inputs.rows.by_feature]
         self._file = (folder / SAMPLES).open("wb")
-        self._out = ipc.new_file(self._file, self._schema)
 
     def __enter__(self) -> SampleWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._out.close()
         self._file.close()
 
     def append(self, block: Array) -> int:
         """Write checked rows of features (n, D), or texts (n,), and return how many bytes they have."""
         if self._is_text:
             _check_texts(block, self._count)
-        columns = [block] if self._is_text else block.T
-        arrays = [
-            pa.array(np.ascontiguousarray(one), kind)
-            for one, kind in zip(columns, self._schema.types, strict=True)
-        ]
-        batch = pa.record_batch(arrays, schema=self._schema)
-        self._out.write_batch(batch)
-        self._count += len(batch)
-        return int(batch.nbytes)
+        start = self._file.tell()
+        for column, is_text in zip([block] if self._is_text else block.T, self._text_columns, strict=True):
+            if is_text:
+                self._file.write(orjson.dumps(column.tolist()) + b"\n")
+            else:
+                np.save(self._file, column.astype(np.float64), allow_pickle=False)
+        self._count += len(block)
+        return self._file.tell() - start
 
 
 def kept_samples(folder: Path, inputs: Inputs, rows: int) -> Iterator[Array]:
     """Yield what `SampleWriter` wrote, at most `rows` samples at a time, as samples of the model."""
-    first = 0
-    with (folder / SAMPLES).open("rb") as file, ipc.open_file(file) as reader:
-        for number in range(reader.num_record_batches):
-            whole = reader.get_batch(number)
-            for start in range(0, len(whole), rows):
-                batch = whole.slice(start, rows)
+    text_columns = [one.is_text for one in inputs.by_feature] if isinstance(inputs, RowInputs) else [True]
+    first, path = 0, folder / SAMPLES
+    with path.open("rb") as file:
+        end = path.stat().st_size
+        while file.tell() < end:
+            columns = [
+                np.array(orjson.loads(file.readline()), object) if is_text else np.load(file)
+                for is_text in text_columns
+            ]
+            for start in range(0, len(columns[0]), rows):
+                parts = [column[start : start + rows] for column in columns]
                 if isinstance(inputs, RowInputs):
-                    columns = [one.to_numpy(zero_copy_only=False) for one in batch.columns]
-                    yield inputs.of_columns(columns, first, FEATURES)
+                    yield inputs.of_columns(parts, first, FEATURES)
                 else:
-                    yield tokens_of(batch.column(0).to_pylist(), inputs, first)
-                first += len(batch)
+                    yield tokens_of(parts[0].tolist(), inputs, first)
+                first += len(parts[0])
 
 
 def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
@@ -126,7 +123,7 @@ class StoredSet:
     # perhaps `features.npy` (N, D), what the backbone's last layer takes, and `inputs.npy` (N, ...), what the
     # backbone takes, `groups.npy` (N,), int64, and `sample_weight.npy` (N,), float64. Until the fit has run
     # the backbone, labelled images have `images.json`, which says where they are, and labelled rows and texts
-    # `samples.arrow`, in place of logits.
+    # `samples.blocks`, in place of logits.
     folder: Path
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from boxcal.app.cli import quick_start
 from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
@@ -31,3 +34,17 @@ def test_tunables_of_the_operator_stay(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv(TUNABLES, "glibc.malloc.arena_max=2")
     with Service(tmp_path) as service:
         assert service.process.environ()[TUNABLES] == "glibc.malloc.arena_max=2"
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(0.5, True), (0.0, False)])
+def test_a_start_that_compiles_says_what_it_waits_for(
+    seconds: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quick_start, "NOTICE_SECONDS", 0.1)
+    monkeypatch.setattr("boxcal.calibrators.temperature_fast_path.warm_arrays", lambda: time.sleep(seconds))
+    try:
+        quick_start.prepare()
+    finally:
+        gc.enable()
+    time.sleep(0.2)
+    assert ("compiling the loops for this processor" in capfd.readouterr().err) is is_told

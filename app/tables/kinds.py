@@ -1,0 +1,78 @@
+"""Which kind of file an upload is, by its first bytes: known before anything is loaded that reads it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from boxcal.app.http.problems import InvalidUpload
+
+START_BYTES = 4096
+DELIMITERS = ",;\t|"
+FOREIGN = (
+    (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
+    (b"\x80", "it is a pickle, which is never opened; save arrays with numpy.savez, or a table as Parquet"),
+    (b"\xff\xfe", "it is text in UTF-16; save it in UTF-8"),
+    (b"\xfe\xff", "it is text in UTF-16; save it in UTF-8"),
+    (b"#", "it begins with a comment; the first line of a .csv names the columns"),
+    (b"\xfd7zXZ", "it is compressed with xz; unpack it, or use gzip"),
+    (b"BZh", "it is compressed with bzip2; unpack it, or use gzip"),
+    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it, or use gzip"),
+    (b"\x89HDF", "it is HDF5; save the arrays with numpy.savez"),
+    (b"FEA1", "it is Feather, version 1; write it in version 2"),
+    (b"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
+    (b"<", "it is HTML or XML"),
+)
+"""How files begin that are not read, and what they are."""
+ARCHIVES = (
+    (r"xl/workbook\.xml", "it is an Excel file (.xlsx); save the sheet as .csv"),
+    (
+        r".*/data\.pkl",
+        "it was saved by torch.save, a pickle, which is never opened; save arrays with numpy.savez",
+    ),
+    (r".*\.(csv|parquet|arrow|json)", "it is a table in a .zip; unpack it, or compress it with gzip"),
+)
+"""Members of zip archives that hold neither arrays nor images, and what the archives are."""
+TABLES_PACKAGE = (
+    "Tables (.csv, .parquet, .arrow, .json) need the package pyarrow: pip install 'boxcal[tables]'. "
+    "Without it, send arrays as .npz."
+)
+
+
+def table_kind(start: bytes) -> str | None:
+    """Name the kind of table that begins so: `parquet`, `arrow`, `arrows` (a stream), `json` or `csv`.
+
+    `json` are records, `[{"label": ...}, ...]`.
+    """
+    for magic, kind in ((b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrows")):
+        if start.startswith(magic):
+            return kind
+    if re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", start):
+        return "json"
+    line = start.partition(b"\n")[0].rstrip(b"\r")
+    printable = all(byte >= 32 or byte == 9 for byte in line)
+    has_rows = b"\n" in start or len(start) >= START_BYTES
+    is_csv = (
+        printable and has_rows and b"\0" not in start and any(mark.encode() in line for mark in DELIMITERS)
+    )
+    return "csv" if is_csv and not line.startswith((b"{", b"#", b"<")) else None
+
+
+def foreign_kind(start: bytes) -> str | None:
+    """Say what a file is that is not read, and what to do; None if that is not known."""
+    return next((said for magic, said in FOREIGN if start.startswith(magic)), None)
+
+
+def foreign_archive(names: Sequence[str]) -> str | None:
+    """Say what a zip archive with these members is, if it holds neither arrays nor images."""
+    return next(
+        (said for member, said in ARCHIVES if any(re.fullmatch(member, name) for name in names)), None
+    )
+
+
+def check_tables_package() -> None:
+    """Refuse a table, and say what to install, where the package that reads tables is missing."""
+    try:
+        import pyarrow  # noqa: F401, PLC0415 - what is no table needs none
+    except ModuleNotFoundError as error:
+        raise InvalidUpload(TABLES_PACKAGE) from error
