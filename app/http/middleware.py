@@ -29,7 +29,7 @@ from boxcal.app.http.dependencies import (
     Requirements,
     address_of,
 )
-from boxcal.app.http.limits import Budget, Limiter
+from boxcal.app.http.limits import Budget, Limiter, body_limit
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
 from boxcal.app.http.scopes import Level
@@ -166,14 +166,6 @@ class Exchange:
         """Release what the body held."""
         if self._counted:
             self._bodies.release(self._counted)
-
-
-def body_limit(path: str) -> int | None:
-    """Return the most bytes of a body; None for uploads, which have a limit of their own."""
-    if path in {"/fit", "/compare"}:
-        return None
-    is_large = path in {"/predict", "/calibrate", "/feedback"} or path.endswith("/infer")
-    return limits.MAX_BODY_BYTES if is_large else limits.SMALL_BODY_BYTES
 
 
 class RequestMiddleware:

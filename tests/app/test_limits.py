@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from boxcal.app.http import protocol
-from boxcal.app.http.middleware import body_limit
+from boxcal.app.http.limits import body_limit
 from boxcal.app.http.scopes import ROUTES
 from boxcal.models.digits_data import Digits
 from tests.app.running import Service, running

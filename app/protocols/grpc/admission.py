@@ -9,15 +9,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import grpc
 from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.access.access import Access
 from boxcal.app.http.limits import Budget, Limiter, Shares
 from boxcal.app.http.problems import (
     DEFECTS,
+    BodyTooLarge,
     BoxcalError,
     DeadlineExceeded,
     InvalidApiKey,
@@ -62,16 +64,39 @@ MESSAGE_BYTES = 4 * limits.MAX_BODY_BYTES
 """Of messages, and of answers that their clients have not read."""
 SMALL_BYTES = 256 * 1024
 """Of a message or an answer that these limits do not count."""
-REQUIREMENTS: dict[str, Requirement] = {
-    f"/{SERVICE}/ModelInfer": Scope.PREDICT,
-    f"/{SERVICE}/ModelStatistics": Scope.READ,
-    f"/{SERVICE}/ServerLive": Level.OPEN,
-    f"/{SERVICE}/ServerReady": Level.OPEN,
-    f"/{health.SERVICE_NAME}/Check": Level.OPEN,
-    f"/{health.SERVICE_NAME}/List": Level.OPEN,
-    f"/{health.SERVICE_NAME}/Watch": Level.OPEN,
+
+
+class Rpc(NamedTuple):
+    """What a method requires of the API key, and the most bytes of its message."""
+
+    requirement: Requirement
+    most_bytes: int = limits.SMALL_BODY_BYTES
+
+
+RPCS: Final[dict[str, Rpc]] = {
+    f"/{SERVICE}/ModelInfer": Rpc(Scope.PREDICT, limits.MAX_BODY_BYTES),
+    f"/{SERVICE}/ModelStatistics": Rpc(Scope.READ),
+    f"/{SERVICE}/ModelReady": Rpc(Level.KEY),
+    f"/{SERVICE}/ModelMetadata": Rpc(Level.KEY),
+    f"/{SERVICE}/ModelConfig": Rpc(Level.KEY),
+    f"/{SERVICE}/ServerMetadata": Rpc(Level.KEY),
+    f"/{SERVICE}/RepositoryIndex": Rpc(Level.KEY),
+    f"/{SERVICE}/ServerLive": Rpc(Level.OPEN),
+    f"/{SERVICE}/ServerReady": Rpc(Level.OPEN),
+    f"/{health.SERVICE_NAME}/Check": Rpc(Level.OPEN),
+    f"/{health.SERVICE_NAME}/List": Rpc(Level.OPEN),
+    f"/{health.SERVICE_NAME}/Watch": Rpc(Level.OPEN),
+    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": Rpc(Level.KEY),
 }
-"""What a method requires of the API key; any key where it is not named."""
+"""Every method of the server. To add one, add it here."""
+UNKNOWN = Rpc(Scope.ADMIN)
+"""Of a method that is missing there."""
+
+
+def check_size(method: str, data: bytes) -> None:
+    most = RPCS.get(method, UNKNOWN).most_bytes
+    if len(data) > most:
+        raise BodyTooLarge(f"The message has {len(data):,} bytes; the limit is {most:,}.")
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -99,11 +124,12 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             return None
         if handler.response_streaming:
             return self._streaming(handler, details)
-        is_open = REQUIREMENTS.get(details.method) is Level.OPEN
+        is_open = RPCS.get(details.method, UNKNOWN).requirement is Level.OPEN
 
         async def handle(_: Any, context: Any) -> bytes:
             async with self._entered(details, context) as key_id:
                 data = await self._received(context, key_id, is_open=is_open)
+                check_size(details.method, data)
                 with self._messages.holding(max(0, len(data) - SMALL_BYTES)):
                     request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
                     del data
@@ -147,8 +173,17 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             async for response in responses:
                 await context.write(response)
 
-        async def handle(requests: Any, context: Any) -> None:
+        def parsed(data: bytes) -> Any:
+            check_size(details.method, data)
+            return _parsed(handler.request_deserializer, data)
+
+        async def each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+            async for data in messages:
+                yield parsed(data)
+
+        async def handle(sent: Any, context: Any) -> None:
             async with self._entered(details, context) as key_id:
+                requests = each(sent) if handler.request_streaming else parsed(sent)
                 client = _client(context, key_id)
                 if details.method.startswith(f"/{health.SERVICE_NAME}/"):
                     with self._watches.holding(client):
@@ -157,7 +192,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                     with self._reflections.holding(client):
                         await within(REFLECTION_SECONDS, respond(requests, context))
 
-        return make(handle, handler.request_deserializer, handler.response_serializer)
+        return make(handle, None, handler.response_serializer)
 
     @asynccontextmanager
     async def _entered(self, details: Any, context: Any) -> AsyncIterator[str]:
@@ -167,7 +202,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         """
         limiter: Limiter | None = None
         key_id = ""
-        requirement = REQUIREMENTS.get(details.method, Level.KEY)
+        requirement = RPCS.get(details.method, UNKNOWN).requirement
         try:
             if self._access.is_required and requirement is not Level.OPEN:
                 headers = [
