@@ -39,6 +39,7 @@ IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_
 PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
 NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
 """The outputs of a row, and an object of `BYTES`, take as long as so many numbers."""
+MAX_PARAMETERS = 64
 MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS = 1024, 2**16
 """Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
 
@@ -230,6 +231,8 @@ class Models:
 
 def _options(asked: InferenceRequest) -> dict[str, Any]:
     """Turn the parameters of a request into options of the pipeline."""
+    if len(asked.parameters) > MAX_PARAMETERS:  # an unknown one is compared with all that there are
+        raise InvalidParameter(f"A request has at most {MAX_PARAMETERS} parameters.")
     document: dict[str, Any] = {}
     for name, value in asked.parameters.items():
         if name in IGNORED:
