@@ -30,7 +30,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 .DEFAULT_GOAL := help
-.PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator dist test-dist notes sbom release lock clean
+.PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator dist test-dist notes sbom release lock resolve clean
 
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -163,6 +163,9 @@ lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
 	echo "cyclonedx-bom>=7" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-release.lock
+
+resolve: ## Show what each extra brings on each platform and Python (requires uv)
+	$(PYTHON) -m tools.resolve
 
 clean: ## Remove the virtual environment, caches and the built site
 	rm -rf $(VENV) $(RAY_VENV) $(RELEASE_VENV) dist release site .coverage* coverage.xml .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

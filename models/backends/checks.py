@@ -6,7 +6,7 @@ import hashlib
 import logging
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +92,24 @@ def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> b
         name, difference, limit,
     )  # fmt: skip
     return False
+
+
+def tensors_fingerprint(tensors: Mapping[str, Any]) -> str:
+    """Compute sha256 over names, dtypes, shapes and values: independent of the file format.
+
+    Arrays and torch's tensors of the same values have the same fingerprint.
+    """
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key]
+        kind = f"torch.{value.dtype}" if isinstance(value, np.ndarray) else value.dtype
+        digest.update(f"{key} {kind} {tuple(value.shape)}\n".encode())
+        digest.update(value.tobytes() if isinstance(value, np.ndarray) else _bytes_of(value))
+    return digest.hexdigest()
+
+
+def _bytes_of(tensor: Any) -> memoryview:
+    import torch  # noqa: PLC0415 - whoever has a tensor has loaded it
+
+    content: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return content

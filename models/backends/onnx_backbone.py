@@ -13,17 +13,27 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load_file
 
 from boxcal.models import BackboneError, UnusableInput
-from boxcal.models.backends.checks import file_fingerprint, fingerprint_with, random_batch, same_logits
+from boxcal.models.backends.checks import (
+    file_fingerprint,
+    fingerprint_with,
+    random_batch,
+    read_labels,
+    same_logits,
+    tensors_fingerprint,
+)
 from boxcal.models.backends.core_pool import CorePool
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
 from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import PreprocessingSpec, read_spec
+from boxcal.models.digits_data import LABELS, DigitLevels
 from boxcal.models.inputs.base import ImageInputs, Inputs
 from boxcal.models.inputs.preprocessing import Preprocessing
 
+DIGITS = Path(__file__).with_name("digits.onnx")
 PROBES = 2
 SCALES = (1.0, 30.0)
 DTYPES: dict[str, type[np.floating[Any] | np.uint8]] = {
@@ -49,6 +59,24 @@ def load_onnx(
     if is_named(sessions.beside.get_inputs()):
         return NamedOnnxBackbone(path, file, sessions, labels=labels)
     return OnnxBackbone(path, file, sessions, labels=labels)
+
+
+def load_digits_onnx(*, labels: Path | None, device: str, precision: str) -> OnnxBackbone:
+    """Open the backbone `digits` without torch: the same network as an ONNX graph.
+
+    Its logits agree with those of `digits.py` within rounding, and its fingerprint is that of the same
+    weights, so that both serve the same calibrators. It gives neither features nor gradients.
+    """
+    if precision != "float32":
+        raise BackboneError(f"'digits' in {precision!r} needs torch: pip install 'boxcal[serve]'.")
+    file = OnnxFile(DIGITS, optimize=False)
+    backbone = OnnxBackbone(DIGITS, file, Sessions(file, DIGITS, device), labels=labels)
+    backbone.name = "digits"
+    backbone.labels = LABELS if labels is None else read_labels(labels, len(LABELS))
+    backbone.preprocessing = DigitLevels()
+    backbone.inputs = ImageInputs(backbone.preprocessing, backbone.input_shape)
+    backbone.fingerprint = tensors_fingerprint(load_file(DIGITS.with_suffix(".safetensors")))
+    return backbone
 
 
 class OnnxBackbone:

@@ -10,7 +10,6 @@ Weights are read as data and never as code, and copied into a network that they 
 from __future__ import annotations
 
 import copy
-import hashlib
 import logging
 import pickle
 import re
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 
 from boxcal.models import BackboneError, UnusableInput
-from boxcal.models.backends.checks import fingerprint_with
+from boxcal.models.backends.checks import fingerprint_with, tensors_fingerprint
 from boxcal.models.backends.core_pool import CorePool, usable_cores
 from boxcal.models.inputs.base import ImageInputs, Inputs
 from boxcal.models.inputs.preprocessing import Preprocessing
@@ -343,13 +342,3 @@ def resolve_device(device: str) -> torch.device:
 def parameter_count(network: nn.Module) -> int:
     """Count the network's parameters."""
     return sum(parameter.numel() for parameter in network.parameters())
-
-
-def tensors_fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Compute sha256 over names, dtypes, shapes and values: independent of the file format."""
-    digest = hashlib.sha256()
-    for key in sorted(tensors):
-        value = tensors[key].detach().cpu().contiguous()
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torchvision.models.vision_transformer import VisionTransformer
 
 from boxcal.models.backends.digits import HEADS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
-from boxcal.models.backends.digits_onnx import GRAPH
+from boxcal.models.backends.onnx_backbone import DIGITS as GRAPH
 from boxcal.models.digits_data import DIGIT_SIDE, LABELS, Digits, load_digits_split
 
 SEED = 0

@@ -21,7 +21,7 @@ from torch import nn
 
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.backends.checks import check_labels, fingerprint_with, read_labels
+from boxcal.models.backends.checks import check_labels, fingerprint_with, read_labels, tensors_fingerprint
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.backends.torch_backbone import (
     PRECISIONS,
@@ -30,7 +30,6 @@ from boxcal.models.backends.torch_backbone import (
     TorchBackbone,
     parameter_count,
     resolve_device,
-    tensors_fingerprint,
 )
 from boxcal.models.inputs.preprocessing import ImageClassification
 from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs

@@ -117,7 +117,7 @@ def _load(
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            from boxcal.models.backends.digits_onnx import load_digits_onnx  # noqa: PLC0415
+            from boxcal.models.backends.onnx_backbone import load_digits_onnx  # noqa: PLC0415
 
             return load_digits_onnx(labels=labels, device=device, precision=precision)
         return load_digits(labels=labels, device=device, precision=precision)

@@ -7,8 +7,9 @@ from PIL import Image
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.checks import tensors_fingerprint
 from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
-from boxcal.models.backends.digits_onnx import load_digits_onnx
+from boxcal.models.backends.onnx_backbone import load_digits_onnx
 from boxcal.models.backends.torch_backbone import load_into, read_weights
 from boxcal.models.digits_data import DigitLevels, DigitsSplit, load_digits_split
 from boxcal.models.loading.specifications import load_backbone
@@ -122,3 +123,17 @@ def test_digits_without_torch_are_the_same_model() -> None:
     assert np.array_equal(decoded[0], decoded[1])
     with pytest.raises(BackboneError, match=r"needs torch: pip install 'boxcal\[serve\]'"):
         load_digits_onnx(labels=None, device="cpu", precision="bfloat16")
+
+
+def test_arrays_and_tensors_of_the_same_values_have_one_fingerprint() -> None:
+    arrays = {"b": np.array([[1.0, -2.0]], np.float32), "a": np.array([3, 4])}
+    known = "30bd9e549f75ed0cc40c4ebf28bc81bb711f990ad91eb6fded31e159229c62e6"
+    assert tensors_fingerprint(arrays) == known
+    assert tensors_fingerprint({key: torch.from_numpy(value) for key, value in arrays.items()}) == known
+    for other in (
+        arrays | {"a": np.array([3, 5])},
+        arrays | {"a": np.array([3, 4], np.int32)},
+        arrays | {"a": np.array([[3, 4]])},
+        {"b": arrays["b"], "c": arrays["a"]},
+    ):
+        assert tensors_fingerprint(other) != known

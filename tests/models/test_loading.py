@@ -16,7 +16,7 @@ from boxcal.models import (
     UnusableInput,
 )
 from boxcal.models.backends.backbone import OpenBackbone
-from boxcal.models.backends.torch_backbone import tensors_fingerprint
+from boxcal.models.backends.checks import tensors_fingerprint
 from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
 from boxcal.models.loading.specifications import load_backbone
 
