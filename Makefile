@@ -41,7 +41,7 @@ $(BIN)/python:
 
 # Not compiled by pip, as most modules are never imported: those that are imported compile themselves.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
-	@echo "Installing requirements-light.lock: downloads 200 MB, needs 0.7 GB in $(VENV)"
+	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.8 GB in $(VENV)"
 	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-light.lock
 	@echo "Installing boxcal, and compiling its loops for this processor: some 30 seconds"
 	@$(BIN)/python -m pip install $(EDITABLE)
@@ -157,7 +157,7 @@ release: test-dist notes sbom ## Make everything that the workflow `release` pub
 
 lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra grpc --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements.lock
-	echo "setuptools>=80" | uv pip compile pyproject.toml - --extra onnx --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-light.lock
+	echo "setuptools>=80" | uv pip compile pyproject.toml - --extra onnx --extra tables --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-light.lock
 	echo "setuptools>=80" | uv pip compile pyproject.toml - --extra onnx --extra tables --extra postgres --extra grpc --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-onnx.lock
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
