@@ -1,40 +1,90 @@
 """Rows of a table of true labels, as items of `POST /feedback`: for the service and for `boxcal feedback`.
 
 What is wrong with the table is refused here; what is wrong with a row, the service says, as for JSON.
+
+The memory of a worker is limited, and orjson ends a process that gets none with SIGSEGV: it reserves 280
+bytes for each number of a list before it writes one. The `json` of Python raises `MemoryError`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-import orjson
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
-from boxcal.app.http.problems import MalformedBody
+from boxcal.app.http.problems import MalformedBody, UploadTooLarge
 from boxcal.app.tables.formats import OpenTable
 
 COLUMNS = ("id", "label", "propensity", "source", "key", "logits")
 ROWS_AT_ONCE = 1000
+BYTES_AT_ONCE = 2**20
+MAX_CELL_BYTES = 2**19
+"""26 for each of 20,000 classes."""
 
 
 def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
     _check_columns(table)
+    first = 1
     for batch in table.batches(table.names, (), ROWS_AT_ONCE):
-        for row in batch.to_pylist():
-            item = {name: value for name, value in row.items() if value not in (None, "")}
-            yield item if table.schema is not None else _typed(item)
+        step = max(1, BYTES_AT_ONCE // max(1, _longest_row(batch, first)))
+        for start in range(0, len(batch), step):
+            for row in batch.slice(start, step).to_pylist():
+                item = {name: value for name, value in row.items() if value not in (None, "")}
+                yield item if table.schema is not None else _typed(item)
+        first += len(batch)
+
+
+def _longest_row(batch: pa.RecordBatch, first: int) -> int:
+    """Return the bytes of the texts and lists of the longest row, none of which has `MAX_CELL_BYTES`."""
+    sizes = np.zeros(len(batch), np.int64)
+    for name in batch.schema.names:
+        cells = _sizes(batch.column(name))
+        if cells.max(initial=0) > MAX_CELL_BYTES:
+            row = int((cells > MAX_CELL_BYTES).argmax())
+            raise UploadTooLarge(
+                f"The cell in row {first + row:,} of the column `{name}` has {cells[row]:,} bytes; "
+                f"the limit is {MAX_CELL_BYTES:,}."
+            )
+        sizes += cells
+    return int(sizes.max(initial=0))
+
+
+def _sizes(column: Any) -> Any:
+    """Return the bytes of the text or the list in each cell (n,); 0 for a number."""
+    if types.is_dictionary(column.type):
+        lengths = pc.take(_lengths(column.dictionary), column.indices)
+    else:
+        lengths = _lengths(column)
+    return pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _lengths(column: Any) -> Any:
+    kind = column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return pc.binary_length(column)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pc.multiply(pc.list_value_length(column), 8)
+    return pa.array(np.zeros(len(column), np.int64))
 
 
 def _typed(item: dict[str, Any]) -> dict[str, Any]:
     """Convert the texts of a row of CSV; what is no number stays, for the service to name."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         if "propensity" in item:
             item["propensity"] = float(item["propensity"])
         if "logits" in item:
-            item["logits"] = orjson.loads(item["logits"])
+            item["logits"] = json.loads(item["logits"], parse_constant=_refuse)
     return item
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)
 
 
 def _check_columns(table: OpenTable) -> None:

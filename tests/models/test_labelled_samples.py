@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -338,6 +340,29 @@ def test_a_model_of_tokens_refuses_texts(tmp_path: Path, texts: Any) -> None:
     inputs = ModelInputs("onnx:m.onnx", "texts", CLASSES, has_tokenizer=False)
     with pytest.raises(BoxcalError, match=r"takes tokens: no tokenizer\.json"):
         read(body, tmp_path, texts, inputs=inputs)
+
+
+LIMITED = """
+import sys
+from pathlib import Path
+import numpy as np
+from boxcal.app.fitting.resources import limit_memory
+from boxcal.app.fitting.worker.validation_set import SampleWriter
+from boxcal.app.tables.sample_schema import ModelInputs
+texts = np.array(["1" * 2**20] * 60, object)
+with SampleWriter(Path(sys.argv[1]), ModelInputs("m", "texts", ("a", "b"))) as writer:
+    limit_memory(50 * 2**20)
+    try:
+        writer.append(texts)
+    except MemoryError:
+        print("refused")
+"""
+
+
+def test_texts_for_which_memory_is_missing_end_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
 def test_the_worker_gets_what_the_model_reads(mixed: Any, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ What is wrong with the table is refused here; what is wrong with a row, the serv
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from typing import Any
-
-import orjson
 
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Tabled, TableTask
 from boxcal.app.fitting.resources import limit_memory
@@ -17,6 +17,7 @@ from boxcal.app.tables.kinds import check_tables_package
 
 PIECE_BYTES = 64 * 1024
 """A line ends with the item that makes it so long: the service parses one line at a time."""
+TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def read_labels(task: TableTask) -> Tabled:
@@ -51,7 +52,7 @@ def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
             count += 1
             if count > task.max_rows:
                 raise InvalidParameter(f"The table has more than {task.max_rows:,} rows, which is the limit.")
-            written = orjson.dumps(row)
+            written = _written(row)
             size += len(written) + 1
             if size > task.max_bytes:
                 raise UploadTooLarge(
@@ -70,3 +71,18 @@ def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
         if piece or not count:
             end_line()
     return count
+
+
+def _written(row: dict[str, Any]) -> bytes:
+    """Write a row as JSON, with null for numbers that are not finite."""
+    try:
+        text = TO_JSON.encode(row)
+    except ValueError:
+        text = TO_JSON.encode({name: _finite(value) for name, value in row.items()})
+    return text.encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -61,7 +61,9 @@ class SampleWriter:
         start = self._file.tell()
         for column, is_text in zip([block] if self._is_text else block.T, self._text_columns, strict=True):
             if is_text:
-                self._file.write(orjson.dumps(column.tolist()) + b"\n")
+                # Not orjson, which ends the process where it gets no memory.
+                written = json.dumps(column.tolist(), ensure_ascii=False, separators=(",", ":"))
+                self._file.write(written.encode() + b"\n")
             else:
                 np.save(self._file, column.astype(np.float64), allow_pickle=False)
         self._count += len(block)

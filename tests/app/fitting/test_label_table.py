@@ -1,5 +1,6 @@
 """Tables of labels, as the worker reads them."""
 
+import asyncio
 import io
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, TableTask
+from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Tabled, TableTask
+from boxcal.app.fitting.server.worker_process import Worker
 from boxcal.app.fitting.worker.label_table import read_labels
 from boxcal.app.http.problems import BoxcalError
 
@@ -98,3 +100,65 @@ def test_damaged_parquet_is_refused_or_read(tmp_path: Path, place: int) -> None:
     body[place % len(body)] ^= 0xFF
     with suppress(BoxcalError, ValueError):
         assert len(converted(tmp_path, bytes(body))) <= 100
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    table = {"key": ["x"], "label": [2], "propensity": [nan], "logits": [[1.5, -inf, nan]]}
+    expected = {"key": "x", "label": 2, "propensity": None, "logits": [1.5, None, None]}
+    assert converted(tmp_path, parquet_of(table)) == [expected]
+
+
+@pytest.mark.parametrize("cell", ["[NaN]", "[1e400, Infinity]", "[" * 5000, "[" + "1" * 5000 + "]"])
+def test_cells_that_are_no_json_stay_texts(tmp_path: Path, cell: str) -> None:
+    body = f'key,logits,label\nx,"{cell}",0\n'.encode()
+    assert converted(tmp_path, body) == [{"key": "x", "logits": cell, "label": "0"}]
+
+
+LONGEST = 2**19
+LONG_CELLS = {
+    "numbers in CSV": (
+        b'key,label,logits\na,0,"[1]"\na,0,"[' + b"1," * 1_900_000 + b'1]"\n',
+        "The cell in row 2 of the column `logits` has 3,800,003 bytes; the limit is 524,288.",
+    ),
+    "text": (
+        b"id,label\n" + b"1" * (LONGEST + 1) + b",0\n",
+        "The cell in row 1 of the column `id` has 524,289 bytes; the limit is 524,288.",
+    ),
+    "numbers in Parquet": (
+        parquet_of({"key": ["a"] * 3, "label": [0] * 3, "logits": [[0.0], [0.0], [0.0] * 65_537]}),
+        "The cell in row 3 of the column `logits` has 524,296 bytes; the limit is 524,288.",
+    ),
+    "dictionary": (
+        parquet_of({"id": pa.array(["a", "b" * (LONGEST + 1)]).dictionary_encode(), "label": [0, 0]}),
+        "The cell in row 2 of the column `id` has 524,289 bytes; the limit is 524,288.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "says"), LONG_CELLS.values(), ids=LONG_CELLS)
+def test_a_cell_that_is_too_long_is_refused_with_its_place(tmp_path: Path, body: bytes, says: str) -> None:
+    with pytest.raises(BoxcalError) as caught:
+        converted(tmp_path, body, 100, 2**25, 2**22)
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(b'a,0,"[' + b"1," * 262_142 + b'1]"\n', id="numbers"),
+        pytest.param(b"a,0," + b"\1" * 2**19 + b"\n", id="text"),
+    ],
+)
+def test_the_longest_cells_fit_in_the_memory_of_a_worker(tmp_path: Path, row: bytes) -> None:
+    (tmp_path / BODY_FILE).write_bytes(b"key,label,logits\n" + row * 30)
+
+    async def read() -> int:
+        worker = Worker(60)
+        try:
+            task = TableTask(tmp_path, 50_000, 2**27, 2**22, (256 + 64) * 2**20)
+            return (await worker.run(task, Tabled)).rows
+        finally:
+            await worker.close()
+
+    assert asyncio.run(read()) == 30
