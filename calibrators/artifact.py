@@ -22,7 +22,8 @@ from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.parameters import Array
-from boxcal.calibrators.method import BOUND_MAPS, Method, parse_stored
+from boxcal.calibrators.maps.stack import SHARE, WEIGHTS, Component, Stack
+from boxcal.calibrators.method import BOUND_MAPS, Method, parse, parse_stored
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
@@ -111,6 +112,8 @@ def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
 
 def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, part: str) -> LogitMap:
     """Build the logit map; the last of several is second to all before it."""
+    if method.components and not method.adjusted:
+        return _stack(method.components, tensors, num_classes, part)
     if not method.adjusted and not method.clipped:
         return method.logit_map.restored(tensors, num_classes, part)
     last: type[LogitMap] = ClassPriorAdjustment if method.adjusted else LogitBounding
@@ -118,6 +121,22 @@ def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, p
     first = _logit_map(before, _part(FIRST[:-1], tensors), num_classes, f"{part}.{FIRST[:-1]}")
     second = last.restored(_part(SECOND[:-1], tensors), num_classes, f"{part}.{SECOND[:-1]}")
     return Chain(first, second)
+
+
+def _stack(names: Sequence[str], tensors: Mapping[str, Array], num_classes: int, part: str) -> Stack:
+    """Build a stack of its components, each with the tensors of its place."""
+    components = []
+    for place, name in enumerate(names):
+        one = parse(name)
+        own = _part(str(place), tensors)
+        components.append(
+            Component(name, one.logit_map.restored(own, num_classes, f"{part}.{place}"), one.mixed)
+        )
+    for name, shape in ((WEIGHTS, (len(names),)), (SHARE, ())):
+        found = tensors[name].shape if name in tensors else "missing"
+        if found != shape:
+            raise ArtifactError(f"the tensor {f'{part}.{name}'!r} should have shape {shape}; it is {found}")
+    return Stack(components, tensors[WEIGHTS], tensors[SHARE].item())
 
 
 def _part(part: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

@@ -205,7 +205,7 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
         return None
     message = (
         f"{_named(rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
-        f" parameters per class fit {_them(rare)} badly, and `auto` does not consider these methods"
+        f" parameters per class fit {_them(rare)} badly; `auto` takes `vector` and `sms` from ten samples on"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 

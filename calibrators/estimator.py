@@ -58,7 +58,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     Parameters
     ----------
     method : str
-        A name of `boxcal.methods()`, or `auto`, which selects one by cross-validated NLL.
+        A name of `boxcal.methods()`, or `auto`, which mixes methods by cross-validated NLL.
     classes : array_like of shape (K,), optional
         The class names in the order of the columns. By default the sorted values of `y`; then each class must
         occur in `y`.
@@ -263,7 +263,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         calibrated through their logarithms. A `FrozenEstimator` is not fitted: give `fit` data that it was
         not trained on.
     method : str
-        A name of `boxcal.methods()`, or `auto`, which selects one by cross-validated NLL.
+        A name of `boxcal.methods()`, or `auto`, which mixes methods by cross-validated NLL.
     cv : int, splitter or iterable of (train, test)
         The folds; an integer gives stratified ones. Each class must occur in each training part.
     n_jobs : int, optional

@@ -17,6 +17,7 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.per_class import PerClassFunction
+from boxcal.calibrators.maps.stack import Stack, component_names
 
 BOUND_MAPS: dict[str, type[BoxMap]] = {
     "pb": ConstantBounds,
@@ -28,7 +29,7 @@ ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` is listed with."""
 MIXED = "mix+"
 """Before the name of a method that reads a mixture of the probabilities with the uniform distribution."""
-WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet")
+WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "quadratic")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
 
@@ -48,6 +49,8 @@ class Method(NamedTuple):
         Whether the logit map reads the logarithm of a mixture of the softmax with the uniform distribution.
     adjusted : bool
         Whether a class prior adjustment, which no fit makes, follows everything before the box.
+    components : tuple of str
+        The methods that a stack mixes; empty for any other method.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Method(NamedTuple):
     bounds: str = ""
     adjusted: bool = False
     mixed: bool = False
+    components: tuple[str, ...] = ()
 
     @property
     def is_per_class(self) -> bool:
@@ -145,6 +149,12 @@ def parse_stored(name: str) -> Method:
         As `parse`.
     """
     fitted = adjusted_method(name)
+    if components := component_names(fitted):
+        for component in components:
+            part = parse(component)
+            if part.bounds or part.clipped or part.logit_map.reads != "logits":
+                raise UnknownMethodError(f"no stack has the component {component!r:.200}")
+        return Method(name, Stack, adjusted=fitted != name, components=tuple(components))
     first, _, addition = fitted.partition("+")
     one = logit_maps().get(first)
     if one is None or one is ClassPriorAdjustment or addition not in ("", *ADDITIONS):

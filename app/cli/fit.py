@@ -48,7 +48,7 @@ def fit(
     *,
     method: Annotated[
         str,
-        typer.Option(help="Calibration method, for example `ts+pb`; `auto` selects one by cross-validation."),
+        typer.Option(help="Calibration method, for example `ts+pb`; `auto` mixes some by cross-validation."),
     ] = "auto",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Save the calibrator to this file (safetensors).")
@@ -182,10 +182,11 @@ def _through_service(file: Path, url: str, **asked: Any) -> FinishedFit:
 
 
 def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table("candidate", "parameters", "cross-validated NLL", "compared")
+    table = plain_table("candidate", "parameters", "cross-validated NLL", "weight", "compared")
     for one in candidates:
         nll = "" if one["nll"] is None else f"{one['nll']:.4f}"
-        table.add_row(escape(one["method"]), str(one["parameters"]), nll, one["status"])
+        weight = f"{one['weight']:.2f}" if one["weight"] else ""
+        table.add_row(escape(one["method"]), str(one["parameters"]), nll, weight, one["status"])
     return table
 
 

@@ -46,10 +46,6 @@ class Estimate:
     low: float
     high: float
 
-    def plus(self, shift: float) -> Estimate:
-        """Move the value and its interval."""
-        return Estimate(self.value + shift, self.low + shift, self.high + shift)
-
     def to_dict(self) -> dict[str, float | None]:
         """Return the three numbers by name, JSON-ready: what is not finite becomes None."""
         numbers = {"value": self.value, "low": self.low, "high": self.high}

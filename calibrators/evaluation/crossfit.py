@@ -33,6 +33,8 @@ FOLDS = 5
 
 Progress = Callable[[float, str], None]
 """Called with the fraction done, 0 to 1, and what is being done."""
+Unseen = Sequence[tuple[NDArray[np.bool_], ArrayCalibrator]]
+"""A calibrator for each fold, which has not seen the samples (N,) of the mask."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,28 +111,32 @@ def cross_fit(
     folds: int = FOLDS,
     seed: int = 0,
     progress: Progress | None = None,
+    unseen: Unseen = (),
 ) -> CalibratedAnswers:
-    """Calibrate each fold of the samples by a fit on the other folds.
+    """Calibrate each fold of the samples by a fit on the other folds, or by that of `unseen`.
 
     `progress`: called with the fraction done and what is being done; an exception it raises ends the fits.
     """
     if not 2 <= folds <= len(data):
         raise InvalidDataError(f"cross-fitting takes 2 to N = {len(data)} folds, not {folds}")
-    masks = fold_masks(data, folds, seed)
+    masks = [mask for mask, _ in unseen] or fold_masks(data, folds, seed)
     fold_of, place_in = np.empty((2, len(data)), dtype=np.int64)
     predicted = np.empty(len(data), np.int64)
     blocks, parts = list[CalibratedAnswers](), list[ProbabilityRows]()
-    for place, unseen in enumerate(masks):
+    for place, mask in enumerate(masks):
 
         def tell(fraction: float, stage: str, place: int = place) -> None:
             if progress is not None:
                 progress((place + fraction) / len(masks), f"fold {place + 1} of {len(masks)}: {stage}")
 
         tell(0.0, "fitting")
-        calibrator = fit_set(method, data.rows(~unseen), seed=seed, progress=share_of(tell, 0.0, 0.9))
-        block = answers_on(calibrator, data.rows(unseen), _calibrating(share_of(tell, 0.9, 1.0)))
-        inside = np.flatnonzero(unseen)
-        fold_of[inside], predicted[unseen] = place, block.predicted
+        if unseen:
+            calibrator = unseen[place][1]
+        else:
+            calibrator = fit_set(method, data.rows(~mask), seed=seed, progress=share_of(tell, 0.0, 0.9))
+        block = answers_on(calibrator, data.rows(mask), _calibrating(share_of(tell, 0.9, 1.0)))
+        inside = np.flatnonzero(mask)
+        fold_of[inside], predicted[mask] = place, block.predicted
         if is_plain(calibrator):
             parts.append(calibrated_rows(calibrator, data.logits))
             place_in[inside] = inside

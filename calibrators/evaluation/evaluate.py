@@ -11,7 +11,7 @@ errors draw theirs together with the bootstrap, because only the correctness is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,18 +217,8 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
     return result
 
 
-def verdict(
-    first: Evaluation,
-    second: Evaluation,
-    active: str,
-    *,
-    selection_bias: Mapping[str, float],
-) -> Verdict:
-    """Decide whether the first is better than the second, the method `active`; both as for `compare`.
-
-    `selection_bias` says by how much `nll` and `brier` of the first are too low because the first was chosen
-    by them.
-    """
+def verdict(first: Evaluation, second: Evaluation, active: str) -> Verdict:
+    """Decide whether the first is better than the second, the method `active`; both as for `compare`."""
     names = ("nll", "brier")
     found = mean_estimates(
         _differences(first, second),
@@ -237,8 +227,7 @@ def verdict(
         weights=first.scored.weights,
     )
     smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
-    shifted = {name: one.plus(selection_bias.get(name, 0.0)) for name, one in zip(names, found, strict=True)}
-    return Verdict(active, {**shifted, "smooth_ece": smooth})
+    return Verdict(active, {**dict(zip(names, found, strict=True)), "smooth_ece": smooth})
 
 
 def _part(tell: Tell, begin: float, end: float) -> Tell:

@@ -8,7 +8,6 @@ reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +20,7 @@ from boxcal.calibrators.evaluation.crossfit import (
     FOLDS,
     CalibratedAnswers,
     Progress,
+    Unseen,
     answers_on,
     cross_fit,
     fit_set,
@@ -38,7 +38,6 @@ from boxcal.calibrators.row_statistics import Sketch
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NO_BIAS: Mapping[str, float] = {}
 _FITTED, _JUDGED, _CHECKED = 0.4, 0.9, 0.93  # the fraction done after each step
 
 
@@ -190,7 +189,7 @@ def cross_fitted_report(
     progress: Progress | None = None,
     against: TwoStages | None = None,
     known: Sketch | None = None,
-    selection_bias: Mapping[str, float] = NO_BIAS,
+    unseen: Unseen = (),
     folds: int = FOLDS,
     features: Any = None,
     head: Any = None,
@@ -204,7 +203,7 @@ def cross_fitted_report(
     Parameters
     ----------
     method : str
-        A name of `methods()`. `auto` chooses anew in every fold, which judges the choice as well.
+        A name of `methods()`, or `auto`, or the name of what `unseen` calibrates by.
     logits : (N, K)
         Validation logits.
     labels : (N,)
@@ -217,9 +216,9 @@ def cross_fitted_report(
         The active calibrator, compared on the same samples; the plain softmax unless given.
     known : Sketch, optional
         Of the data that the active calibrator was fitted to.
-    selection_bias : mapping, optional
-        For a method that `auto` chose on the same samples: how much too low its `nll` and `brier` are because
-        it was chosen by them, as `FitResult.choice` says. The verdict is corrected by it.
+    unseen : sequence, optional
+        What a fit of `auto` on the same samples has kept, `FitResult.unseen`: the calibrators of its folds
+        judge the method, and nothing is fitted again.
     folds : int
         Number of folds, at most N.
     features, head, inputs, backbone
@@ -251,7 +250,7 @@ def cross_fitted_report(
         progress=progress,
         against=against,
         known=known,
-        selection_bias=selection_bias,
+        unseen=unseen,
         folds=folds,
     )
 
@@ -264,15 +263,17 @@ def report_on(
     progress: Progress | None = None,
     against: TwoStages | None = None,
     known: Sketch | None = None,
-    selection_bias: Mapping[str, float] = NO_BIAS,
+    unseen: Unseen = (),
     folds: int = FOLDS,
 ) -> Report:
     """Do the same for data that `check_validation_set` has passed."""
     if len(data) <= FEWEST_SAMPLES:
         raise InvalidDataError(f"a report needs at least {FEWEST_SAMPLES + 1} samples, not N = {len(data)}")
     tell = progress or _silent
-    folds = min(folds, len(data))
-    answers = cross_fit(method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED))
+    folds = len(unseen) or min(folds, len(data))
+    answers = cross_fit(
+        method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED), unseen=unseen
+    )
     resamples = Resamples(len(data), seed=seed, groups=data.units)
 
     def judged(rows: ProbabilityRows, predicted: Any, begin: float, end: float, whose: str) -> Evaluation:
@@ -290,9 +291,7 @@ def report_on(
     last = _JUDGED if against is None else (_FITTED + 2 * _JUDGED) / 3
     after = judged(answers.rows, answers.predicted, middle, last, "the new calibrator")
     difference = compare(after, before)
-    comparison = Against(
-        before, difference, verdict(after, before, "uncalibrated", selection_bias=selection_bias)
-    )
+    comparison = Against(before, difference, verdict(after, before, "uncalibrated"))
     if against is not None:
         tell(last, "calibrating by the active calibrator")
         active = answers_on(against, data)
@@ -300,12 +299,12 @@ def report_on(
         comparison = Against(
             active_judged,
             compare(after, active_judged),
-            verdict(after, active_judged, against.method, selection_bias=selection_bias),
+            verdict(after, active_judged, against.method),
         )
     tell(_JUDGED, "checking the data")
     changed = int((after.scored.predicted != before.scored.predicted).sum())
     sketch = data.sketch
-    warnings = check_fit("auto" if selection_bias else method, data)
+    warnings = check_fit("auto" if unseen else method, data)
     accuracies = [side.scored.mean(side.scored.correct) for side in (before, after)]
     warnings += check_changed(changed, len(data), *accuracies)
     warnings += check_known(sketch, known) if known is not None else []

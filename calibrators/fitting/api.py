@@ -1,4 +1,4 @@
-"""`fit`: checks the data and fits the named method, or selects one."""
+"""`fit`: checks the data and fits the named method, or a mixture of several."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fit(
     Parameters
     ----------
     method : str
-        One of `methods()`, or `auto`, which selects one by cross-validated NLL.
+        One of `methods()`, or `auto`, which mixes methods by cross-validated NLL.
     logits : array_like of shape (N, K)
         Logits of a backbone for data that it was not trained on; any floating dtype, computed in float64. The
         columns of a DataFrame name the classes, and the calibrator keeps the names.
@@ -70,8 +70,8 @@ def fit(
         Called as `progress(fraction, stage)` in this thread. An exception that it raises ends the fit; this
         is how a fit is cancelled.
     budget_seconds : float
-        How long `auto` compares methods; then it fits the best so far. The same data and seed give the same
-        choice only if the time was enough.
+        Processor time after which `auto` begins no further method. The same data and seed give the same
+        answer only if it was enough, which the warning `budget_exhausted` says.
 
     Returns
     -------
@@ -98,7 +98,8 @@ def fit(
         sample_weight=sample_weight,
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
-    return replace(result, on_arrays=result.on_arrays.named(classes), warnings=tuple(check_fit(method, data)))
+    warnings = (*check_fit(method, data), *result.warnings)
+    return replace(result, on_arrays=result.on_arrays.named(classes), warnings=warnings)
 
 
 def fit_data(
@@ -109,7 +110,7 @@ def fit_data(
     progress: Progress | None = None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> FitResult:
-    """Do the same for data that `check_validation_set` has passed, without warnings."""
+    """Do the same for data that `check_validation_set` has passed, without warnings about them."""
     started = time.perf_counter()
     with one_library_thread():
         run = (

@@ -139,7 +139,14 @@ def fit_checked(
     report(0.0, f"fitting {name}")
     check_scale(data)
     uncalibrated = mean_nll(data)
-    fits = _Fits(data, seed, thorough, lambda fraction: report(fraction, f"fitting {name}"), known)
+    reached = 0.0
+
+    def tick(fraction: float) -> None:
+        nonlocal reached  # one of several descents begins
+        reached = max(reached, fraction)
+        report(reached, f"fitting {name}")
+
+    fits = _Fits(data, seed, thorough, tick, known)
     found = fits.of(name)
     nll = found.nll(data)
     if nll >= uncalibrated - SAME:
@@ -165,12 +172,17 @@ def fit_checked(
     return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
 
 
+def uniform_share(data: ValidationSet) -> float:
+    """Give the share of the uniform distribution in mixtures: what so many samples cannot tell from 0."""
+    return 1.0 / (data.effective + 1.0)
+
+
 def _fit_mixed(name: str, data: ValidationSet, **options: Any) -> FitResult:
     """Fit a method to `log((1 - e) softmax(g) + e / K)`, e = 1 / (N + 1), in place of the logits g.
 
     A probability of 0 then counts as what N samples can tell from 0 (as in structured matrix scaling).
     """
-    share = 1.0 / (data.effective + 1.0)
+    share = uniform_share(data)
     mixed = array_ops.with_uniform(data.logits.astype(np.float64), share)
     found = fit_checked(name.removeprefix(MIXED), replace(data, logits=mixed), **options)
     nll, uncalibrated, size = found.nll, mean_nll(data), data.num_classes

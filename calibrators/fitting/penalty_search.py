@@ -5,16 +5,18 @@ The fit of linear maps: cross-validation chooses the strength of the penalty, th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import numpy as np
 
+from boxcal.calibrators.array_ops import log_softmax
 from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.descent import Minimum, best_of, descend, distinct, not_above
 from boxcal.calibrators.fitting.network_validation import WARMED
 from boxcal.calibrators.fitting.networks import SCREENED
 from boxcal.calibrators.fitting.objective import Objective, objective_of
+from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.parameters import Array
 
@@ -22,52 +24,106 @@ WORSE = 2
 """The path of strengths ends after so many that are worse than the best."""
 
 
-def fit_linear(
-    logit_map: LinearMap, data: ValidationSet, *, seed: int, thorough: bool, tick: Callable[[float], None]
-) -> Minimum:
-    """Choose the strength by cross-validation, which the map keeps, then descend on all samples."""
-    start = near = logit_map.starts()[0]
-    evaluations = 0
+class StrengthPath:
+    """Fits of a linear map to the rows outside each fold, at every strength of its penalty.
 
-    def loss(part: ValidationSet) -> Objective:
-        own = copy(logit_map)
-        own.samples = part.effective
-        return objective_of(own, None, part.scores, part.labels, part.weights)
+    Each begins at that of the strength before it. The temperature of a fold is that of the rows outside it:
+    its own rows have no part in what judges them.
 
-    if len(logit_map.strengths) > 1 and len(data) >= 2 * FOLDS:
-        masks = fold_masks(data, FOLDS, seed)
-        sides = [(loss(data.rows(~inside)), loss(data.rows(inside))) for inside in masks]
+    `masks`: of the folds, each (N,). `tick`: called with the fraction done.
+    """
+
+    def __init__(
+        self, logit_map: LinearMap, data: ValidationSet, masks: Sequence[Array], tick: Callable[[float], None]
+    ) -> None:
+        self.strengths, self.masks, self.evaluations = logit_map.strengths, masks, 0
+        self._maps = list[LinearMap]()
+        self._points = list[list[Array]]()
+        self._losses = list[Array]()
+        used = list[ValidationSet]()
+        for inside in masks:
+            used.append(data.rows(~inside))
+            self._maps.append(copy(logit_map))
+            self._maps[-1].parameters = dict(logit_map.parameters)
+            self._maps[-1].prepare(used[-1])
         weights = np.ones(len(data)) if data.weights is None else data.weights
-        shares = [float(weights[inside].sum()) for inside in masks]
-        points, means, paths = [start] * len(masks), list[float](), list[Array]()
-        for strength in logit_map.strengths:
-            total = 0.0
-            for fold, (used, unseen) in enumerate(sides):
-                for one in (used, unseen):
-                    one.logit_map.adopt(_with(logit_map, strength))
-                points[fold], _, count = descend(used, points[fold], None, iterations=50, tolerance=1e-6)
-                evaluations += count
-                total += unseen.mean_nll(points[fold]) * shares[fold]
-            means.append(total / len(data))
-            paths.append(np.mean(points, axis=0))
-            tick(0.8 * len(means) / len(logit_map.strengths))
-            if len(means) - 1 - int(np.argmin(means)) >= WORSE:
+        objectives = [
+            objective_of(one, None, rows.scores, rows.labels, rows.weights)
+            for one, rows in zip(self._maps, used, strict=True)
+        ]
+        unseen = [data.rows(inside) for inside in masks]
+        points, totals = [logit_map.starts()[0]] * len(masks), list[float]()
+        for strength in self.strengths:
+            losses = np.empty(len(data))
+            for fold, one in enumerate(self._maps):
+                one.strength = strength
+                points[fold], _, count = descend(
+                    objectives[fold], points[fold], None, iterations=50, tolerance=1e-6
+                )
+                self.evaluations += count
+                losses[masks[fold]] = _losses(one.moved(points[fold]), unseen[fold])
+            self._points.append(list(points))
+            self._losses.append(losses)
+            totals.append(float(weights @ losses))
+            tick(len(totals) / len(self.strengths))
+            if len(totals) - 1 - int(np.argmin(totals)) >= WORSE:
                 break
-        best = int(np.argmin(means))
-        logit_map.strength, near = logit_map.strengths[best], paths[best]
-    objective = loss(data)
+        sums = np.array([[weights[inside] @ one[inside] for inside in masks] for one in self._losses])
+        self.best = int(np.argmin(totals))
+        """Index of the strength of the lowest loss."""
+        self.nested = (sums.sum(axis=1, keepdims=True) - sums).argmin(axis=0)
+        """Index of the strength that the other folds choose, for each fold."""
+
+    @property
+    def nearby(self) -> Array:
+        """Coordinates near the optimum for all rows at the best strength."""
+        return np.asarray(np.mean(self._points[self.best], axis=0))
+
+    def losses(self) -> Array:
+        """Give the loss (N,) of every row, by a fit and a strength that have not seen it."""
+        found = np.empty(len(self._losses[0]))
+        for inside, index in zip(self.masks, self.nested, strict=True):
+            found[inside] = self._losses[index][inside]
+        return found
+
+    def maps(self) -> list[LinearMap]:
+        """Give the map of each fold, at the strength that the other folds choose."""
+        chosen = zip(self._maps, self.nested, range(len(self.masks)), strict=True)
+        return [one.moved(self._points[index][fold]) for one, index, fold in chosen]
+
+
+def _losses(logit_map: LogitMap, data: ValidationSet) -> Array:
+    """Give the loss (N,) of rows of logits behind a map."""
+    log_p = log_softmax(logit_map(data.scores))
+    own: Array = -np.take_along_axis(log_p, data.labels[:, None], axis=1)[:, 0]
+    return own
+
+
+def fit_linear(
+    logit_map: LinearMap,
+    data: ValidationSet,
+    *,
+    seed: int,
+    thorough: bool,
+    tick: Callable[[float], None],
+    path: StrengthPath | None = None,
+) -> Minimum:
+    """Choose the strength by cross-validation, which the map keeps, then descend on all samples.
+
+    `path`: that of these data where the folds have been fitted already.
+    """
+    start = near = logit_map.starts()[0]
+    if path is None and len(logit_map.strengths) > 1 and len(data) >= 2 * FOLDS:
+        path = StrengthPath(logit_map, data, fold_masks(data, FOLDS, seed), lambda done: tick(0.8 * done))
+    if path is not None:
+        logit_map.strength, near = path.strengths[path.best], path.nearby
+    objective = objective_of(logit_map, None, data.scores, data.labels, data.weights)
     if objective(near)[0] < objective(start)[0]:
         start = near
     iterations, tolerance = (2000, 1e-15) if thorough else (300, 1e-9)
     point, value, count = descend(objective, start, None, iterations=iterations, tolerance=tolerance)
     norm = float(np.abs(objective(point)[1]).max())
-    return Minimum(point, value, norm, 1, 1, evaluations + count)
-
-
-def _with(logit_map: LinearMap, strength: float) -> LinearMap:
-    other = copy(logit_map)
-    other.strength = strength
-    return other
+    return Minimum(point, value, norm, 1, 1, count + (path.evaluations if path else 0))
 
 
 WARM_DISTANT, BEHIND = 0.1, 0.01

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import DataWarning
 
@@ -87,6 +90,9 @@ class FitResult:
         For `auto`, the cross-validated scores of the candidates; otherwise empty.
     warnings : tuple of DataWarning
         Probable problems of the data, or of the method for these data.
+    unseen : tuple of (mask, ArrayCalibrator)
+        For `auto`, the calibrator of each fold, which has not seen the samples (N,) of its mask: their
+        answers judge the result without another fit. Empty otherwise.
     """
 
     on_arrays: ArrayCalibrator
@@ -96,6 +102,7 @@ class FitResult:
     seconds: float
     choice: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[DataWarning, ...] = ()
+    unseen: tuple[tuple[NDArray[np.bool_], ArrayCalibrator], ...] = ()
 
     @cached_property
     def calibrator(self) -> Calibrator:

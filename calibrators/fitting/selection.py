@@ -1,121 +1,191 @@
-"""`auto`: the plainest method of about the lowest cross-validated NLL, or the unchanged logits.
+"""`auto`: the methods that the data allow, mixed by weights that the cross-validation chooses.
 
-The quickest candidates run on all folds of the first repetition, the others on one fold. All that are not far
-behind run on the other folds, networks only where they lead, and those that are still close on a second
-repetition; then bounds are added to the best two that are still close. The selection has seen every sample,
-so the gain of the best is overstated, and is corrected.
-
-The methods that `auto` compares on a validation set, in the order in which it compares them.
+Each candidate is fitted without each fold, once. The losses on the rows not seen decide everything: the
+strength of a penalty, the weights of the stack, which components are worth one. The stack of each fold, whose
+strengths and weights the fold has not seen either, judges the result without another fit.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from boxcal.calibrators import array_ops
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import (
+    DataWarning,
     absent_classes,
-    holds_zeros,
     may_miss_classes,
     rare_classes,
     shows_errors,
 )
-from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.cross_validation import (
-    REPETITIONS,
-    TOLERANCE,
-    Comparison,
-    paired_errors,
-    plainest_of_equals,
-    selection_bias,
-    standard_error,
-    weighted_mean,
-)
-from boxcal.calibrators.fitting.fit_method import fit_checked
-from boxcal.calibrators.fitting.result import FitResult, Progress
+from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
+from boxcal.calibrators.fitting.constant_box import SAME
+from boxcal.calibrators.fitting.fit_method import check_scale, fit_checked, mean_nll, uniform_share
+from boxcal.calibrators.fitting.fitted_method import Fitted
+from boxcal.calibrators.fitting.penalty_search import StrengthPath, fit_linear
+from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
+from boxcal.calibrators.fitting.rows import losses_of, mean_of
+from boxcal.calibrators.fitting.stacking import WORTH, stack_weights
+from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
-from boxcal.calibrators.method import ADDITIONS, MIXED, WITH_MIXTURE, Method, catalogue, parse
+from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.stack import Component, Stack
+from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
 
-REGULARISED = {"vector", "sms", "dirichlet", "matrix"}
-"""Methods with parameters per class that a penalty keeps near a temperature."""
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+MOST, MOST_OF_TWO = 4, 6
+"""Components that are kept at most."""
+REGULARISED = {"vector", "sms"}
+"""Methods with parameters per class that a penalty keeps near a temperature: classes may be absent."""
 SAMPLES_PER_PARAMETER = 10
 """Required by other methods with parameters per class."""
-SAFE_WITH_FEW = {"vector", "sms"}
-"""Regularised methods whose penalty is chosen from strengths of which the first leaves hardly more than a
-temperature: classes may be absent by chance."""
 SAMPLES_PER_CLASS, ENOUGH = 10, 100
-"""Required by regularised methods; so many samples in all are enough for those that are `SAFE_WITH_FEW`."""
+"""Required by regularised methods, of a rare class too; so many samples in all are enough."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
+BUDGET_SECONDS = 120.0
+"""Processor time for the candidates, unless the caller says otherwise."""
+TOLERANCE = 1e-5
+"""Nats below which two cross-validated losses count as equal."""
 
 
 def candidates(data: ValidationSet) -> list[str]:
-    """List what the data allow, by number of parameters, networks last, without combinations.
+    """List what is cross-validated on the data, the quickest first.
 
     Methods with parameters per class need enough samples for their parameters, and of every class: no class
-    may be rare. For those that are `SAFE_WITH_FEW`, classes may be absent by chance. Where probabilities of 0
-    were sent, some methods are listed with a mixture, too. Where no predicted label is wrong, nothing limits
-    how sharp a method makes the probabilities: the unchanged logits are left.
+    may be rare. Regularised ones need ten of a rare class, and classes may be absent by chance: where a class
+    of 20 in 2,500 is as rare in what follows, they gain as much as with all. Where no predicted label is
+    wrong, nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
     """
     if not shows_errors(data.facts, data.labels):
         return [IdentityMap.name]
-    given = {"logits"}
-    if data.features is not None and data.head is not None:
-        given.add("features")
-    if data.inputs is not None and data.backbone is not None:
-        given.add("inputs")
-    found = [
-        name
-        for name, one in catalogue().items()
-        if "+" not in name
-        and one.logit_map.reads in given
-        and (not one.is_per_class or _has_enough(name, data))
+    listed = []
+    for name, one in catalogue().items():
+        where = one.logit_map.stacked
+        if (
+            "+" in name
+            or one.bounds
+            or not (where == "always" or (where == "of two classes" and data.num_classes == 2))
+        ):
+            continue
+        if not one.is_per_class or _has_enough(name, data):
+            listed += [name, *([MIXED + name] if name in WITH_MIXTURE else [])]
+    readers = _besides(data)
+    return listed + [
+        name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
     ]
-    if holds_zeros(data.facts):
-        found += [MIXED + name for name in WITH_MIXTURE if name in found]
-    return by_size(found, data.num_classes)
 
 
-def by_size(names: Sequence[str], num_classes: int) -> list[str]:
-    """Sort methods by their number of parameters, networks last."""
-    order = list(catalogue())
-
-    def rank(name: str) -> tuple[bool, int, int]:
-        one = parse(name)
-        return one.is_network, one.num_parameters(num_classes), order.index(name)
-
-    return sorted(names, key=rank)
+def _besides(data: ValidationSet) -> set[str]:
+    """Say what the samples have besides logits."""
+    found = set()
+    if data.features is not None and data.head is not None:
+        found.add("features")
+    if data.inputs is not None and data.backbone is not None:
+        found.add("inputs")
+    return found
 
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
     parameters, labels = parse(name).num_parameters(K), data.labels
-    if len(rare_classes(labels, K)):
-        return False
-    complete = not len(absent_classes(labels, K))
+    rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
-        return complete and count >= SAMPLES_PER_PARAMETER * parameters
-    most, needed = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS, SAMPLES_PER_CLASS * K
-    if name in SAFE_WITH_FEW:
-        complete, needed = complete or may_miss_classes(len(data), K), min(needed, ENOUGH)
-    return complete and count >= needed and parameters <= most * count
+        return not len(rare) and complete and count >= SAMPLES_PER_PARAMETER * parameters
+    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
+        return False
+    most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
+    complete = complete or may_miss_classes(len(data), K)
+    return complete and count >= min(SAMPLES_PER_CLASS * K, ENOUGH) and parameters <= most * count
 
 
-BUDGET_SECONDS = 120.0
-"""How long candidates are compared, unless the caller says otherwise."""
-FIRST = ("ts", "vector")
-"""Quick methods that run on the whole first repetition before others start: a small budget suffices."""
-BEATEN = 5.0
-"""Standard errors behind another method, during the first repetition, from which a candidate is dropped."""
-NOT_CLOSE = 2.0
-"""Standard errors behind the best after the first repetition, from which there is no second repetition."""
-EQUAL = 0.75
-"""Standard errors above the lowest NLL up to which a method counts as equal, and the plainest is selected."""
+@dataclass(frozen=True)
+class CrossFitted:
+    """One candidate: its losses (N,) on rows that its fits have not seen, and the calibrator of each fold."""
+
+    losses: Floats
+    folds: Sequence[ArrayCalibrator]
+    path: StrengthPath | None = None
+
+
+class _Folds:
+    """The fits of candidates to the rows outside each fold, each made once."""
+
+    def __init__(self, data: ValidationSet, masks: Sequence[Mask], seed: int) -> None:
+        self.data, self.masks, self.seed = data, masks, seed
+        self.share = uniform_share(data)
+        self._known: list[dict[str, Fitted]] = [{} for _ in (*masks, data)]
+
+    @cached_property
+    def mixed(self) -> ValidationSet:
+        """The samples with mixtures of the softmax and the uniform distribution in place of the logits."""
+        wide = self.data.logits.astype(np.float64)
+        return replace(self.data, logits=array_ops.with_uniform(wide, self.share))
+
+    @cached_property
+    def _used(self) -> list[ValidationSet]:
+        return [self.data.rows(~inside) for inside in self.masks]
+
+    def fit(self, name: str, tick: Callable[[float], None]) -> CrossFitted:
+        """Cross-fit a candidate."""
+        method = parse(name)
+        data = self.mixed if method.mixed else self.data
+        if issubclass(method.logit_map, LinearMap) and len(data) >= 2 * FOLDS:
+            path = StrengthPath(method.logit_map(data.num_classes), data, self.masks, tick)
+            return CrossFitted(path.losses(), [self._calibrator(name, one) for one in path.maps()], path)
+        losses, folds = np.empty(len(data)), list[ArrayCalibrator]()
+        for place, inside in enumerate(self.masks):
+            used = data.rows(~inside) if method.mixed else self._used[place]
+            folds.append(self._calibrator(name, self._map(name, used, place)))
+            unseen = self.data.rows(inside)
+            p = folds[-1](folds[-1].source(unseen))
+            own = np.take_along_axis(p, unseen.labels[:, None], axis=1)[:, 0]
+            losses[inside] = -np.log(np.maximum(own, np.finfo(np.float64).tiny))
+            tick((place + 1) / len(self.masks))
+        return CrossFitted(losses, folds)
+
+    def component(self, name: str, found: CrossFitted) -> Component:
+        """Fit a candidate to all samples."""
+        method = parse(name)
+        data = self.mixed if method.mixed else self.data
+        if found.path is None:
+            return Component(name, self._map(name, data, len(self.masks)), method.mixed)
+        logit_map: Any = method.logit_map(data.num_classes)
+        logit_map.prepare(data)
+        minimum = fit_linear(
+            logit_map, data, seed=self.seed, thorough=False, tick=lambda done: None, path=found.path
+        )
+        return Component(name, logit_map.moved(minimum.coordinates), method.mixed)
+
+    def _map(self, name: str, data: ValidationSet, place: int) -> LogitMap:
+        """Fit the map of a method without a penalty's strength."""
+        method = parse(name)
+        known = self._known[place] if method.logit_map.reads == "logits" and not method.mixed else None
+        base = name.removeprefix(MIXED)
+        return fit_checked(base, data, seed=self.seed, thorough=False, known=known).on_arrays.logit_map
+
+    def _calibrator(self, name: str, logit_map: LogitMap) -> ArrayCalibrator:
+        K, share = self.data.num_classes, self.share if parse(name).mixed else 0.0
+        return ArrayCalibrator(name, logit_map, ConstantBounds(K), K, uniform_share=share)
+
+    def stack(self, components: Sequence[Component], weights: Floats) -> ArrayCalibrator:
+        """Give the calibrator of components, or of the only one."""
+        if len(components) == 1:
+            return self._calibrator(components[0].method, components[0].logit_map)
+        one = Stack(components, weights / weights.sum(), self.share)
+        return ArrayCalibrator(one.method, one, ConstantBounds(one.num_classes), one.num_classes)
 
 
 def choose(
@@ -125,160 +195,198 @@ def choose(
     progress: Progress | None,
     budget_seconds: float = BUDGET_SECONDS,
 ) -> FitResult:
-    """Select a method for the data and fit it to all of them.
+    """Fit the stack of the candidates to the data, or the one method that is as good, or none.
 
-    Of the methods within `EQUAL` standard errors of the lowest cross-validated NLL, the one with the fewest
-    parameters is selected, unless a method with fewer has a lower NLL. `uncalibrated` stays unless the
-    selection is better after bias correction. After `budget_seconds` the best of what was compared is taken.
+    After `budget_seconds` of processor time no further candidate is begun. Methods that read something else
+    than logits take no part in a stack: the best of them is taken where it is clearly better.
     """
-    report = progress or (lambda fraction, stage: None)
-    started = time.monotonic()
-    done = 0.0
+    report, started = progress or (lambda fraction, stage: None), time.perf_counter()
+    check_scale(data)
+    names, masks = candidates(data), fold_masks(data, FOLDS, seed)
+    folds, begun = _Folds(data, masks, seed), time.process_time()
+    found: dict[str, CrossFitted] = {}
+    seconds: dict[str, float] = {}
+    for place, name in enumerate(names if masks else []):
+        spent = time.process_time()
+        if name != IdentityMap.name and spent - begun > budget_seconds:
+            continue
 
-    def tell(stage: str) -> None:
-        report(done, stage)
+        def tick(done: float, place: int = place, name: str = name) -> None:
+            report(0.8 * (place + done) / len(names), f"cross-validating {name}")
 
-    def share_done(begin: float, length: float, place: int, total: int) -> None:
-        nonlocal done
-        done = begin + length * place / total
+        tick(0.0)
+        found[name] = folds.fit(name, tick)
+        seconds[name] = time.process_time() - spent
+    report(0.8, "weighing the methods")
+    decision = _decide(data, folds, found)
+    candidates_tried = [
+        {
+            "method": name,
+            "parameters": parse(name).num_parameters(data.num_classes),
+            "nll": decision.means.get(name),
+            "weight": decision.weights.get(name, 0.0),
+            "status": "compared" if name in found else "no time left",
+            "seconds": seconds.get(name, 0.0),
+        }
+        for name in names
+    ]
+    choice = {
+        "chosen": decision.chosen,
+        "why": decision.why,
+        "candidates": candidates_tried,
+        "cross_validated_nll": decision.means,
+        "gain": decision.gain,
+        "gain_error": decision.gain_error,
+        "pull": decision.pull,
+        "folds": len(masks),
+        "budget_seconds": budget_seconds,
+    }
 
-    comparison = Comparison(data, seed, started + budget_seconds, tell)
-    names = candidates(data)
-    comparison.run(IdentityMap.name, len(comparison.parts))
-    for name in FIRST:
-        if name in names:
-            comparison.run(name, comparison.first)
-    tried = []
-    for place, name in enumerate(names):
-        share_done(0.0, 0.2, place, len(names))
-        if comparison.run(name, 1):
-            tried.append(name)
-    leader = IdentityMap.name
-    promising = _promising(comparison, tried)
-    for place, name in enumerate(promising):
-        share_done(0.2, 0.3, place, len(promising))
-        comparison.run(name, comparison.first, against=leader, errors=BEATEN)
-        leader = comparison.lowest(comparison.finished([leader, name]))
-    _repeat(comparison, names)
-    pairs = [(f"{base}+{addition}", base) for base in _bases(comparison, names) for addition in ADDITIONS]
-    joined = {name: base for name, base in pairs if name in catalogue()}
-    for place, (name, base) in enumerate(joined.items()):
-        share_done(0.6, 0.3, place, len(joined))
-        if comparison.run(name, 1) and _leads(comparison, name, base):
-            comparison.run(name, comparison.first, against=base, errors=BEATEN)
-    names += joined
-    _repeat(comparison, names)
-    compared = by_size(comparison.finished(names), data.num_classes)
-    chosen, choice = _decide(comparison, compared, names)
-    choice |= {"budget_seconds": budget_seconds, "seconds": time.monotonic() - started}
-    result = fit_checked(
-        chosen, data, seed=seed, progress=lambda fraction, stage: report(0.9 + 0.1 * fraction, stage)
+    late = [name for name in names if name not in found] if found else []
+    warnings = (_late(late, budget_seconds, len(data)),) if late else ()
+
+    def fitting(fraction: float, stage: str) -> None:
+        report(0.8 + 0.2 * fraction, stage)
+
+    if len(decision.weights) > 1:
+        result = _stacked(data, folds, found, decision, fitting)
+        if result is not None:
+            seconds_in_all = time.perf_counter() - started
+            return replace(
+                result, choice=choice, unseen=decision.unseen, seconds=seconds_in_all, warnings=warnings
+            )
+        choice |= {"chosen": IdentityMap.name, "why": f"{decision.why}; but all samples together say no"}
+        decision = replace(decision, chosen=IdentityMap.name, unseen=())
+    result = fit_checked(decision.chosen, data, seed=seed, progress=fitting)
+    return replace(result, choice=choice, unseen=decision.unseen, warnings=warnings)
+
+
+def _late(names: Sequence[str], budget_seconds: float, samples: int) -> DataWarning:
+    message = (
+        f"the budget of {budget_seconds:g} s of processor time was used up before"
+        f" {', '.join(names)}; a larger `budget_seconds` compares {'them' if len(names) > 1 else 'it'} too"
     )
-    return replace(result, choice=choice)
+    return DataWarning("budget_exhausted", "warning", message, samples)
 
 
-def _promising(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Keep the methods that are not far behind the best on the first fold; a network must be the best."""
-    plain = [name for name in names if not parse(name).is_network]
-    best = min(plain, key=lambda name: comparison.difference(name, IdentityMap.name, 1)[0])
-    kept = []
-    for name in names:
-        mean, error = comparison.difference(name, best, 1)
-        if mean <= -error if parse(name).is_network else not comparison.is_behind(name, best, BEATEN, 1):
-            kept.append(name)
-    return kept
+def _stacked(
+    data: ValidationSet,
+    folds: _Folds,
+    found: dict[str, CrossFitted],
+    decision: _Decision,
+    progress: Progress,
+) -> FitResult | None:
+    """Fit the components to all samples; None where the stack's NLL is not below that of the logits."""
+    components = []
+    for place, name in enumerate(decision.weights):
+        progress(place / len(decision.weights), f"fitting {name}")
+        components.append(folds.component(name, found[name]))
+    calibrator = folds.stack(components, np.array(list(decision.weights.values())))
+    losses = losses_of(data.scores, data.labels, calibrator.logit_map, calibrator.bound_map)
+    nll, uncalibrated = mean_of(losses, data.weights), mean_nll(data)
+    progress(1.0, f"fitting {calibrator.method}")
+    if nll >= uncalibrated - SAME:
+        return None
+    certificate = Certificate(
+        gradient_norm=math.nan,
+        starts=1,
+        starts_agreeing=1,
+        on_boundary=(),
+        uncalibrated_nll=uncalibrated,
+        evaluations=0,
+        objective=nll,
+    )
+    return FitResult(calibrator, calibrator.method, nll, certificate, 0.0)
 
 
-def _repeat(comparison: Comparison, names: Sequence[str]) -> None:
-    """Run the methods that are close to the best on the second repetition."""
-    finished = comparison.finished(names)
-    best = comparison.lowest(finished)
-    for name in finished:
-        if not comparison.is_behind(name, best, NOT_CLOSE, comparison.first):
-            comparison.run(name, len(comparison.parts))
+@dataclass(frozen=True)
+class _Decision:
+    """What the losses on unseen rows say."""
+
+    chosen: str
+    weights: dict[str, float]  # Of the components of the answer
+    means: dict[str, float]
+    gain: float  # Mean NLL of the logits less that of the answer, nats, and its standard error
+    gain_error: float
+    why: str
+    pull: float = 0.0
+    unseen: tuple[tuple[Mask, ArrayCalibrator], ...] = ()
 
 
-def _bases(comparison: Comparison, names: Sequence[str]) -> list[str]:
-    """Give the logit maps that bounds are added to: of the best of those that are, and the next if close."""
-    listed = catalogue()
-    finished = [name for name in comparison.finished(names) if _is_base(parse(name), listed)]
-    if not finished:
-        return []
-    best = comparison.lowest(finished)
-    bases = [parse(best).logit_map.name]
-    others = [name for name in finished if parse(name).logit_map.name != bases[0]]
-    if others:
-        second = comparison.lowest(others)
-        if not comparison.is_behind(second, best, NOT_CLOSE, comparison.first):
-            bases.append(parse(second).logit_map.name)
-    return bases
-
-
-def _is_base(method: Method, listed: Mapping[str, Method]) -> bool:
-    """Whether bounds can be added to the logit map of a method; those of plain logits are listed alone."""
-    return method.logit_map is IdentityMap or f"{method.logit_map.name}+{ADDITIONS[0]}" in listed
-
-
-def _leads(comparison: Comparison, name: str, base: str) -> bool:
-    """Whether a combination is better than its base on the first fold, a network by a standard error."""
-    mean, error = comparison.difference(name, base, 1)
-    return mean < -(error if parse(name).is_network else TOLERANCE)
-
-
-def _decide(comparison: Comparison, compared: list[str], names: list[str]) -> tuple[str, dict[str, Any]]:
-    """Select among what was compared, sorted by size, and say why."""
-    losses = np.stack([comparison.losses(name) for name in compared], axis=2)
-    nll = losses[:, 0]
-    weights = comparison.data.weights
-    means = dict(zip(compared, weighted_mean(nll, weights).tolist(), strict=True))
-    plain, lowest = compared.index(IdentityMap.name), min(means, key=means.__getitem__)
-    equal = paired_errors(nll, EQUAL, weights)
-    equal[plain] = TOLERANCE
-    index = plainest_of_equals(weighted_mean(nll, weights), equal)
-    best = compared[index]
-    bias = selection_bias(losses, equal, comparison.data.facts.copies, weights)
-    gain = nll[:, plain] - nll[:, index]
-    corrected, error = float(weighted_mean(gain, weights)) - bias["nll"], standard_error(gain, weights)
-    chosen = best if corrected > TOLERANCE else IdentityMap.name
-    shown = f"`{lowest}` has the lowest cross-validated NLL of {len(compared)} methods, {means[lowest]:.4f}"
-    if best != lowest:
-        shown += f", and `{best}` is the plainest within {EQUAL:g} standard errors of it, {means[best]:.4f}"
-    if not shows_errors(comparison.data.facts, comparison.data.labels):
+def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -> _Decision:
+    plain = IdentityMap.name
+    counts = np.ones(len(data)) if data.weights is None else data.weights
+    means = {name: float(np.average(one.losses, weights=counts)) for name, one in found.items()}
+    if not shows_errors(data.facts, data.labels):
         why = (
             "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
             " the logits stay unchanged"
         )
-    elif best == IdentityMap.name:
-        why = "no method has a lower cross-validated NLL than the unchanged logits"
-    elif chosen == best:
-        why = f"{shown}: {corrected:.4f} ± {error:.4f} below the unchanged logits, corrected for the choice"
+        return _Decision(plain, {plain: 1.0}, means, 0.0, 0.0, why)
+    if len(found) < 2:
+        why = "no other method was compared: the logits stay unchanged"
+        return _Decision(plain, {plain: 1.0}, means, 0.0, 0.0, why)
+    stacked = [name for name in found if parse(name).logit_map.reads == "logits"]
+    others = sorted(found.keys() - stacked, key=means.__getitem__)
+    weights = stack_weights(
+        np.stack([found[name].losses for name in stacked], axis=1),
+        np.argmax(folds.masks, axis=0),
+        counts,
+        MOST_OF_TWO if data.num_classes == 2 else MOST,
+    )
+    used = {name: w for name, w in zip(stacked, weights.all_rows.tolist(), strict=True) if w > 0}
+    losses = weights.losses
+    if others:
+        mean, error = _mean_and_error(losses - found[others[0]].losses, data)
+        if mean > max(error, TOLERANCE):
+            used, losses = {others[0]: 1.0}, found[others[0]].losses
+    gain, error = _mean_and_error(found[plain].losses - losses, data)
+    if gain < -error:
+        used = {plain: 1.0}
+    if len(used) == 1:  # the plainest of those that are as good
+        size = {name: parse(name).num_parameters(data.num_classes) for name in stacked}
+        (name,) = used
+        equal = [one for one in size if means[one] <= means[name] + WORTH]
+        used = used if name in others else {min([name, *equal], key=size.__getitem__): 1.0}
+        (name,) = used
+    shown = ", ".join(
+        f"{share:.2f} `{name}`" for name, share in sorted(used.items(), key=lambda one: -one[1])
+    )
+    best = min(means, key=means.__getitem__)
+    behind, behind_error = _mean_and_error(found[best].losses - losses, data)
+    if used.keys() == {plain}:
+        why = (
+            f"no mixture of {len(found)} methods is clearly better on unseen folds than the unchanged logits:"
+            f" NLL {-gain:+.4f} ± {error:.4f}"
+        )
+        return _Decision(plain, used, means, gain, error, why, weights.pull)
+    if len(used) == 1:
+        why = (
+            f"`{name}` is as good as any mixture of {len(found)} methods: {gain:.4f} ± {error:.4f} nats below"
+            " the unchanged logits on unseen folds"
+        )
     else:
         why = (
-            f"{shown}, but nothing is left of its gain over the unchanged logits after correction for the"
-            f" choice: {corrected:.4f} ± {error:.4f}"
+            f"a mixture of {shown} is {gain:.4f} ± {error:.4f} nats below the unchanged logits on unseen"
+            f" folds; `{best}`, the best method alone, {behind:+.4f} ± {behind_error:.4f} above it"
         )
-    choice = {
-        "chosen": chosen,
-        "why": why,
-        "best": best,
-        "candidates": [_candidate(comparison, name, means) for name in dict.fromkeys([*compared, *names])],
-        "cross_validated_nll": means,
-        "corrected_gain": corrected,
-        "selection_bias": bias,
-        "folds": comparison.first,
-        "repetitions": REPETITIONS,
-    }
-    return chosen, choice
+    unseen = []
+    for fold, inside in enumerate(folds.masks):
+        own = dict(zip(stacked, weights.by_fold[fold].tolist(), strict=True))
+        shares = (
+            used if used.keys() & set(others) else {name: share for name, share in own.items() if share > 0}
+        )
+        parts = [Component(name, found[name].folds[fold].logit_map, parse(name).mixed) for name in shares]
+        unseen.append((inside, folds.stack(parts, np.array(list(shares.values())))))
+    chosen = next(iter(used)) if len(used) == 1 else "stack"
+    return _Decision(chosen, used, means, gain, error, why, weights.pull, tuple(unseen))
 
 
-def _candidate(comparison: Comparison, name: str, means: dict[str, float]) -> dict[str, Any]:
-    """Give the row of the table of candidates."""
-    fits = comparison.computed(name)
-    behind = "behind on the first fold" if fits == 1 else f"behind after {fits} folds"
-    return {
-        "method": name,
-        "parameters": parse(name).num_parameters(comparison.data.num_classes),
-        "nll": means.get(name),
-        "status": "compared" if name in means else "no time left" if name in comparison.late else behind,
-        "seconds": comparison.seconds.get(name, 0.0),
-    }
+def _mean_and_error(values: Floats, data: ValidationSet) -> tuple[float, float]:
+    """Give the mean of differences of losses (N,), and its standard error; rows of a group count together."""
+    weights = np.ones(len(data)) if data.weights is None else data.weights
+    mean = float(np.average(values, weights=weights))
+    parts: Any = weights * (values - mean)
+    if data.units is not None:
+        parts = np.bincount(data.units, weights=parts)
+    return mean, float(np.sqrt((parts**2).sum()) / weights.sum())

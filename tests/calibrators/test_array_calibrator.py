@@ -86,7 +86,8 @@ def test_methods_are_listed_without_torch() -> None:
         for base in ("dirichlet", "ets", "nc", "pts", "ta", "ts")
         for added in ("lb", "pb", "pb-mlp")
     ]
-    assert sorted(listed) == sorted([*joined, "mix+dirichlet", "mix+sms", "mix+ts", "mix+vector"])
+    mixed = [f"mix+{name}" for name in ("dirichlet", "quadratic", "sms", "ts", "vector")]
+    assert sorted(listed) == sorted([*joined, *mixed])
 
 
 def test_an_adjustment_is_that_of_tensors() -> None:

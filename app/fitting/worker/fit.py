@@ -131,12 +131,12 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
             seed=SEED,
             progress=_part(progress, 0.4, 0.95),
             against=against,
-            selection_bias=result.choice.get("selection_bias", {}),
+            unseen=result.unseen,
             known=None if task.known is None else Sketch.read(task.known),
         )
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
-    document["warnings"] += data.notes
+    document["warnings"] += [*data.notes, *(warning.to_dict() for warning in result.warnings)]
     svg = reliability_svg(document)
     progress(0.98, "drawing the reliability diagram")
     png = reliability_png(document)

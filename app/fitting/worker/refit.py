@@ -17,7 +17,7 @@ from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
 from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
-from boxcal.calibrators.evaluation.report import NO_BIAS, Against, Report, reliability_of
+from boxcal.calibrators.evaluation.report import Against, Report, reliability_of
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
 SEED = 0
@@ -106,7 +106,7 @@ def _report(calibrator: ArrayCalibrator, champion: ArrayCalibrator, logits: Any,
         against=Against(
             other,
             compare(after, other),
-            verdict(after, other, champion.method, selection_bias=NO_BIAS),
+            verdict(after, other, champion.method),
         ),
         warnings=[in_sample],
         sketch=data.sketch,

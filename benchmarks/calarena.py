@@ -1,0 +1,264 @@
+"""Calibrators by log-loss on many sets, as CalArena compares them (arXiv 2605.30188).
+
+    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many] [--methods "auto;ts;..."]
+
+The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
+and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents:
+methods of the catalogue, and the calibrators of `probmetrics` where that is installed. For each method: the
+share of all comparisons with another method on one experiment that it wins, a tie counting half; the mean
+distance of its loss from the lowest of all methods, in nats; the share of experiments that it makes worse
+than the unchanged probabilities; and the median processor time of its fits beside that of `sms`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn import datasets
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.model_selection import train_test_split
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.evaluation.report import report_on
+from boxcal.calibrators.fitting.api import fit_data
+
+Floats = NDArray[np.float64]
+TINY = np.finfo(np.float32).tiny
+GATED = "auto, gate"
+BASE = "uncalibrated"
+OURS = (
+    "auto",
+    BASE,
+    "ts",
+    "ets",
+    "vector",
+    "sms",
+    "mix+sms",
+    "dirichlet",
+    "beta",
+    "pb",
+    "dpb",
+    "lb",
+    "isotonic",
+)
+THEIRS_OF_MANY = ("ts-mix", "svs", "sms", "logistic-mix", "isotonic", "ivap")
+THEIRS_OF_TWO = (
+    "platt-logits",
+    "quadratic-scaling",
+    "affine-scaling",
+    "beta",
+    "isotonic",
+    "ivap",
+    "logistic-mix",
+)
+MOST_CLASSES = 200
+FLOOR = 1e-15
+"""Of a probability in the loss, as in CalArena."""
+
+
+class Split(NamedTuple):
+    """One experiment: logits and labels to fit to, and to judge on."""
+
+    name: str
+    logits: Floats
+    labels: NDArray[np.int64]
+    test_logits: Floats
+    test_labels: NDArray[np.int64]
+
+
+def tables() -> Iterator[tuple[str, Floats, NDArray[np.int64]]]:
+    """Give inputs and labels of the tabular sets: half of them with two classes."""
+    rng = np.random.default_rng(0)
+    for name, load in (
+        ("iris", datasets.load_iris),
+        ("wine", datasets.load_wine),
+        ("digits", datasets.load_digits),
+    ):
+        yield name, *load(return_X_y=True)
+    inputs, labels = datasets.load_breast_cancer(return_X_y=True)
+    yield "breast-cancer", inputs, labels
+    inputs, labels = datasets.load_digits(return_X_y=True)
+    yield "digits-even", inputs, (labels % 2).astype(np.int64)
+    inputs, target = datasets.load_diabetes(return_X_y=True)
+    yield "diabetes", inputs, (target > np.median(target)).astype(np.int64)
+    yield "diabetes-thirds", inputs, np.searchsorted(np.quantile(target, [1 / 3, 2 / 3]), target)
+    for classes, flip in ((2, 0.1), (4, 0.05), (10, 0.0)):
+        made = datasets.make_classification(
+            4000, 20, n_informative=10, n_classes=classes, flip_y=flip, class_sep=0.8, random_state=1
+        )
+        yield f"classification-{classes}", *made
+    made = datasets.make_classification(
+        6000, 20, n_informative=6, weights=[0.95], flip_y=0.02, random_state=2
+    )
+    yield "rare", *made
+    inputs, labels = datasets.make_hastie_10_2(4000, random_state=3)
+    yield "hastie", inputs, (labels > 0).astype(np.int64)
+    inputs, labels = datasets.make_gaussian_quantiles(
+        n_samples=3000, n_features=6, n_classes=5, random_state=4
+    )
+    yield "quantiles", inputs + 0.3 * rng.normal(size=inputs.shape), labels
+
+
+CLASSIFIERS: dict[str, Callable[[int], Any]] = {
+    "forest": lambda seed: RandomForestClassifier(100, random_state=seed),
+    "boosting": lambda seed: HistGradientBoostingClassifier(random_state=seed),
+    "bayes": lambda seed: GaussianNB(),
+    "network": lambda seed: make_pipeline(
+        StandardScaler(), MLPClassifier((64,), max_iter=300, random_state=seed)
+    ),
+}
+
+
+def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
+    """Give every split of every set."""
+    for file in (file for folder in folders for file in sorted(folder.glob("*/val.npz"))):
+        parts = [np.load(path) for path in (file, file.with_name("test.npz")) if path.exists()]
+        logits = np.concatenate([_logits(part) for part in parts])
+        labels = np.concatenate([part["labels"] for part in parts])
+        if logits.shape[1] > MOST_CLASSES:
+            continue
+        for seed in range(splits):
+            order = np.random.default_rng(seed).permutation(len(labels))
+            used, unseen = np.array_split(order, 2)
+            yield Split(file.parent.name, logits[used], labels[used], logits[unseen], labels[unseen])
+    for name, inputs, labels in tables():
+        for seed in range(splits):
+            halves = partial(train_test_split, test_size=0.5, random_state=seed)
+            x, rest, y, rest_y = halves(inputs, labels, stratify=labels)
+            val, test, val_y, test_y = halves(rest, rest_y, stratify=rest_y)
+            for kind, classifier in CLASSIFIERS.items():
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    model = classifier(seed).fit(x, y)
+                    rows = [np.log(np.maximum(model.predict_proba(part), TINY)) for part in (val, test)]
+                yield Split(f"{name}/{kind}", rows[0], val_y, rows[1], test_y)
+
+
+def _logits(part: Any) -> Floats:
+    found: Floats = part["logits" if "logits" in part else "probabilities"].astype(np.float64)
+    return found if "logits" in part else np.log(np.maximum(found, TINY))
+
+
+def answers(split: Split, names: list[str] | None) -> Iterator[tuple[str, Floats, float]]:
+    """Give each method's probabilities on the test rows, and the processor seconds of its fit."""
+    data = check_validation_set(split.logits, split.labels)
+    for name in OURS:
+        if names and name not in names:
+            continue
+        begun = time.process_time()
+        result = fit_data(name, data)
+        seconds = time.process_time() - begun
+        p = result.on_arrays(split.test_logits)
+        yield name, p, seconds
+        if name == "auto" and (not names or GATED in names):
+            begun = time.process_time()
+            report = report_on(result.method, data, unseen=result.unseen)
+            seconds += time.process_time() - begun
+            raw = fit_data(BASE, data).on_arrays(split.test_logits)
+            yield GATED, p if report.is_better else raw, seconds
+    if importlib.util.find_spec("probmetrics") is None:
+        return
+    get_calibrator = importlib.import_module("probmetrics.calibrators").get_calibrator
+    softmax = fit_data(BASE, data).on_arrays
+    for name in THEIRS_OF_TWO if data.num_classes == 2 else THEIRS_OF_MANY:
+        if names and f"probmetrics {name}" not in names:
+            continue
+        begun = time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                one = get_calibrator(name).fit(softmax(split.logits), split.labels)
+                p = one.predict_proba(softmax(split.test_logits))
+            except ValueError as error:  # some refuse a probability of 1 + 1e-16
+                print(f"{split.name}: probmetrics {name}: {error}", file=sys.stderr)
+                continue
+        yield f"probmetrics {name}", p, time.process_time() - begun
+
+
+def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
+    """Give the loss of every row, nats."""
+    return -np.log(np.clip(p[np.arange(len(labels)), labels], FLOOR, 1.0))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Lay out win rate, regret, share made worse and time of every method, as Markdown."""
+    share = {name: np.mean([name in row["losses"] for row in rows]) for row in rows for name in row["losses"]}
+    names = [name for name, of_rows in share.items() if of_rows > 0.9]
+    rows = [row for row in rows if all(name in row["losses"] for name in names)]
+    losses = np.array([[row["losses"][name] for name in names] for row in rows])
+    seconds = np.array([[row["seconds"][name] for name in names] for row in rows])
+    plain, sms = losses[:, names.index(BASE)], seconds[:, names.index("sms")]
+    others = (losses[:, :, None] < losses[:, None, :]) + 0.5 * (losses[:, :, None] == losses[:, None, :])
+    wins = (others.sum(axis=2) - 0.5).mean(axis=0) / (len(names) - 1)
+    regret = (losses - losses.min(axis=1, keepdims=True)).mean(axis=0)
+    worse = (losses > plain[:, None] + 1e-9).mean(axis=0)
+    times = np.median(seconds / sms[:, None], axis=0)
+    lines = [
+        "| method | win rate | mean loss | regret | worse, % | CPU, sms = 1 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for place in np.argsort(-wins):
+        lines.append(
+            f"| {names[place]} | {wins[place]:.3f} | {losses[:, place].mean():.4f} | {regret[place]:.4f} |"
+            f" {100 * worse[place]:.0f} | {times[place]:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the experiments and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--only", choices=("two", "many"))
+    parser.add_argument("--methods", default="")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    names = given.methods.split(";") if given.methods else None
+    families: dict[str, list[dict[str, Any]]] = {"two": [], "many": []}
+    for split in experiments(given.folders, given.splits):
+        family = "two" if split.logits.shape[1] == 2 else "many"
+        if given.only not in (None, family):
+            continue
+        row: dict[str, Any] = {"set": split.name, "losses": {}, "seconds": {}}
+        for name, p, seconds in answers(split, names):
+            row["losses"][name] = float(log_losses(p, split.test_labels).mean())
+            row["seconds"][name] = seconds
+        families[family].append(row)
+        print(
+            split.name,
+            *(f"{name} {loss:.4f}" for name, loss in row["losses"].items()),
+            sep="  ",
+            file=sys.stderr,
+        )
+        if given.json is not None:
+            given.json.write_text(json.dumps(families))
+    for family, rows in families.items():
+        if rows:
+            sets = len({row["set"] for row in rows})
+            print(
+                f"\n{'Two classes' if family == 'two' else 'More classes'}: {sets} sets, {len(rows)} splits\n"
+            )
+            print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Stacks: weights beside independent optima, the formula, the stored form, and what `auto` makes of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load, save
+from scipy.optimize import minimize
+
+from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.data import check_validation_set, fold_masks
+from boxcal.calibrators.errors import ArtifactError
+from boxcal.calibrators.evaluation import crossfit
+from boxcal.calibrators.evaluation.report import report_on
+from boxcal.calibrators.fitting import FitResult
+from boxcal.calibrators.fitting.api import fit_data
+from boxcal.calibrators.fitting.penalty_search import StrengthPath
+from boxcal.calibrators.fitting.stacking import stack_weights
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import IdentityMap
+from boxcal.calibrators.maps.linear import StructuredMatrixScaling
+from boxcal.calibrators.maps.stack import Component, Stack
+from boxcal.calibrators.maps.temperature import TemperatureScaling
+from tests.calibrators.samples import drawn
+
+FOLDS = 5
+
+
+def shuffled(count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(1).permutation(np.arange(count) % FOLDS)
+
+
+def two_temperatures(count: int = 4000) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Labels of which half follow the logits, and half the logits over five: a mixture is the truth."""
+    rng = np.random.default_rng(3)
+    logits = 3.0 * rng.normal(size=(count, 4))
+    divisor = np.where(rng.random(count) < 0.5, 1.0, 5.0)[:, None]
+    return logits, (logits / divisor + rng.gumbel(size=logits.shape)).argmax(axis=1)
+
+
+def test_the_weights_of_two_methods_in_closed_form() -> None:
+    """3 log(.2 + .6 w) + log(.8 - .6 w) is largest at w = 11 / 12."""
+    likelihoods = np.tile([[0.8, 0.2]] * 3 + [[0.2, 0.8]], (2500, 1))
+    found = stack_weights(-np.log(likelihoods), shuffled(10_000), np.ones(10_000), most=4)
+    assert found.all_rows == pytest.approx([11 / 12, 1 / 12], abs=2e-3)
+
+
+def test_weights_are_the_optimum_that_another_solver_finds() -> None:
+    rng = np.random.default_rng(0)
+    likelihoods = rng.uniform(0.05, 1.0, (600, 4)) * [1.0, 0.8, 1.0, 0.7]
+    counts = rng.uniform(0.2, 2.0, 600)
+
+    def loss(weights: np.ndarray[Any, Any]) -> float:
+        return float(-(counts * np.log(likelihoods @ weights)).sum() / counts.sum())
+
+    found = stack_weights(-np.log(likelihoods), shuffled(600), counts, most=4)
+    best: Any = minimize(  # type: ignore[call-overload]
+        loss,
+        np.full(4, 0.25),
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * 4,
+        constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1.0},
+        options={"ftol": 1e-14},
+    )
+    assert loss(found.all_rows) - best.fun < 6e-4  # the pruning may cost 5e-4
+    assert loss(found.all_rows) >= best.fun - 1e-12
+    assert found.all_rows.sum() == pytest.approx(1.0, abs=1e-12)
+
+
+def test_a_fold_has_no_part_in_the_weights_that_judge_it() -> None:
+    rng = np.random.default_rng(2)
+    losses, fold_of = rng.exponential(size=(500, 3)), shuffled(500)
+    found = stack_weights(losses, fold_of, np.ones(500), most=3)
+    changed = losses.copy()
+    changed[fold_of == 2] = rng.exponential(size=((fold_of == 2).sum(), 3))
+    again = stack_weights(changed, fold_of, np.ones(500), most=3)
+    if again.pull == found.pull:
+        assert again.by_fold[2] == pytest.approx(found.by_fold[2], abs=1e-3)
+    own = -np.log((np.exp(-losses) * found.by_fold[fold_of]).sum(axis=1))
+    assert found.losses == pytest.approx(own, abs=1e-12)
+
+
+def test_the_number_of_components_is_limited() -> None:
+    rng = np.random.default_rng(4)
+    losses = rng.exponential(size=(3000, 8)) * (0.5 + np.eye(8)[rng.integers(8, size=3000)])
+    assert (stack_weights(losses, shuffled(3000), np.ones(3000), most=4).all_rows > 0).sum() == 4
+
+
+def test_a_strength_is_chosen_by_the_other_folds() -> None:
+    data = check_validation_set(*drawn(400, 3))
+    path = StrengthPath(StructuredMatrixScaling(3), data, fold_masks(data, FOLDS, 0), lambda done: None)
+    sums = np.array([[own[inside].sum() for inside in path.masks] for own in path._losses])
+    for fold in range(FOLDS):
+        others = np.delete(sums, fold, axis=1).sum(axis=1)
+        assert path.nested[fold] == others.argmin()
+    assert path.best == sums.sum(axis=1).argmin()
+
+
+def stack() -> Stack:
+    """A quarter of the logits as they are, and three quarters of the half of them."""
+    halved = TemperatureScaling(2, {"temperature": 2.0})
+    parts = [Component("uncalibrated", IdentityMap(2), False), Component("mix+ts", halved, True)]
+    return Stack(parts, [0.25, 0.75], 0.2)
+
+
+def calibrator() -> ArrayCalibrator:
+    one = stack()
+    return ArrayCalibrator(one.method, one, ConstantBounds(2), 2)
+
+
+def test_a_stack_mixes_probabilities() -> None:
+    """Of logits (2, 0): .880797, and with a fifth of the uniform .804638, whose odds' root gives .669908."""
+    p = calibrator()(np.array([[2.0, 0.0]]))
+    assert p[0, 0] == pytest.approx(0.25 * 0.880797 + 0.75 * 0.669908, abs=1e-6)
+    assert calibrator().method == "stack(uncalibrated,mix+ts)"
+
+
+def test_extreme_logits_keep_their_differences() -> None:
+    one = stack()
+    found = one(np.array([[400.0, -400.0]]))
+    assert found[0, 1] - found[0, 0] == pytest.approx(np.log(3 / 13), abs=1e-9)
+    plain = Stack([Component("uncalibrated", IdentityMap(2), False)] * 2, [0.5, 0.5], 0.0)
+    assert plain(np.array([[900.0, -900.0]]))[0, 1] == pytest.approx(-1800.0)
+
+
+def test_request_bounds_project_the_mixture() -> None:
+    """The KL projection keeps the odds of classes inside the box: (.7, .2, .1) under .5 is (.5, 1/3, 1/6)."""
+    mixture = Stack([Component("uncalibrated", IdentityMap(3), False)] * 2, [0.5, 0.5], 0.0)
+    one = ArrayCalibrator(mixture.method, mixture, ConstantBounds(3), 3)
+    p = one.calibrate(np.log([[0.7, 0.2, 0.1]]), (np.zeros(3), np.full(3, 0.5))).probabilities
+    assert p[0] == pytest.approx([0.5, 1 / 3, 1 / 6], abs=1e-12)
+
+
+def test_a_stored_stack_answers_alike_on_arrays_tensors_and_onnx(tmp_path: Path) -> None:
+    one, logits = calibrator(), np.random.default_rng(0).normal(size=(50, 2)) * 3
+    again = ArrayCalibrator.from_bytes(one.to_bytes())
+    assert np.array_equal(again(logits), one(logits))
+    assert again.to_bytes() == one.to_bytes()
+    tensors = Calibrator.from_bytes(one.to_bytes())
+    np.testing.assert_allclose(tensors(torch.from_numpy(logits)).numpy(), one(logits), rtol=0, atol=1e-14)
+    tensors.to_onnx(tmp_path / "stack.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "stack.onnx", providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"logits": logits.astype(np.float32)})
+    np.testing.assert_allclose(answer, one(logits), rtol=0, atol=1e-6)
+
+
+def test_a_stack_is_adjusted_to_other_class_frequencies() -> None:
+    adjusted = calibrator().adjusted(np.array([0.0, 1.0]))
+    assert adjusted.method == "stack(uncalibrated,mix+ts)+em"
+    again = ArrayCalibrator.from_bytes(adjusted.to_bytes())
+    logits = np.array([[1.0, -1.0]])
+    expected = calibrator()(logits) * [1.0, np.e]
+    np.testing.assert_allclose(again(logits), expected / expected.sum(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logit_map.stack_weights": np.array([0.5, 0.6])}, "must be non-negative and sum to 1"),
+        ({"logit_map.stack_weights": np.array([1.0])}, r"should have shape \(2,\); it is \(1,\)"),
+        ({"logit_map.stack_share": np.array(1.0)}, "the stack's share is 1.0"),
+        ({"logit_map.1.temperature": np.array(-1.0)}, "temperature must be positive"),
+        ({"logit_map.1.temperature": None}, "'logit_map.1.temperature' should have shape"),
+        ({"logit_map.0.temperature": np.array(1.0)}, "has no tensor 'logit_map.0.temperature'"),
+    ],
+)
+def test_a_stored_stack_is_checked(change: dict[str, Any], message: str) -> None:
+    data = calibrator().to_bytes()
+    tensors = {name: value for name, value in (load(data) | change).items() if value is not None}
+    length = int.from_bytes(data[:8], "little")
+    spec = data[8 : 8 + length].decode()
+    metadata = {"spec": json.loads(spec)["__metadata__"]["spec"]}
+    with pytest.raises(ArtifactError, match=message):
+        ArrayCalibrator.from_bytes(save(tensors, metadata))
+
+
+@pytest.mark.parametrize(
+    "name", ["stack(ts,pb)", "stack(stack(ts),ts)", "stack()", "stack", "stack(fc,ts)", "stack(ts+lb)"]
+)
+def test_names_that_are_no_stack(name: str) -> None:
+    data = calibrator().to_bytes().replace(b"stack(uncalibrated,mix+ts)", name.ljust(26).encode())
+    with pytest.raises(ArtifactError, match="no"):
+        ArrayCalibrator.from_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> FitResult:
+    return fit("auto", *two_temperatures())
+
+
+def test_auto_mixes_where_a_mixture_is_the_truth(mixed: FitResult) -> None:
+    """No temperature can be both; `ets` mixes raw and softened probabilities, and is the truth."""
+    logits, labels = two_temperatures(40_000)
+    loss = {
+        name: float(-np.log(one(logits)[np.arange(len(labels)), labels]).mean())
+        for name, one in (("auto", mixed.on_arrays), ("ts", fit("ts", logits, labels).on_arrays))
+    }
+    assert loss["auto"] < loss["ts"] - 0.004
+    assert mixed.choice["why"].count("nats below the unchanged logits") == 1
+    assert sum(row["weight"] for row in mixed.choice["candidates"]) == pytest.approx(1.0)
+
+
+def test_a_report_of_auto_fits_nothing_again(mixed: FitResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(crossfit, "fit_set")
+    data = check_validation_set(*two_temperatures())
+    report = report_on(mixed.method, data, unseen=mixed.unseen)
+    assert report.is_better
+    assert report.folds == FOLDS
+    gain = report.difference["nll"].value
+    assert gain == pytest.approx(-mixed.choice["gain"], abs=1e-9)
+
+
+def test_what_judges_a_fold_has_not_seen_it(mixed: FitResult) -> None:
+    masks = np.array([mask for mask, _ in mixed.unseen])
+    assert (masks.sum(axis=0) == 1).all()
+    whole = mixed.on_arrays.spec["parameters"]
+    assert all(one.spec["parameters"] != whole for _, one in mixed.unseen)
+
+
+def test_no_null_set_is_called_better() -> None:
+    """Logits that are right: of 30 sets none is, by the report of what `auto` makes of it."""
+    better = []
+    for seed in range(30):
+        data = check_validation_set(*drawn(400, 3, temperature=1.0, seed=seed))
+        result = fit_data("auto", data, seed=seed)
+        if result.method != "uncalibrated":
+            better.append(report_on(result.method, data, unseen=result.unseen).is_better)
+    assert sum(better) == 0
+
+
+def test_samples_that_weigh_twice_count_as_two() -> None:
+    logits, labels = drawn(300, 3)
+    weights = np.where(np.arange(300) % 3 == 0, 2.0, 1.0)
+    result = fit("auto", logits, labels, sample_weight=weights)
+    assert result.nll < fit("uncalibrated", logits, labels, sample_weight=weights).nll
