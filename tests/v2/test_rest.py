@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import struct
 import tracemalloc
 from collections.abc import Iterator
@@ -171,6 +172,16 @@ def test_the_classification_extension(client: Any, service: Service) -> None:
         assert len(entry) == 2
 
 
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_the_classification_of_logits_that_are_negative(client: Any, count: int) -> None:
+    logits = np.array([[-3.0, -9.0, -1.5, -20.0, -2.0, -30.0, -40.0, -50.0, -1.25, -60.0]])
+    outputs = [triton.InferRequestedOutput("logits", class_count=count)]
+    answer = client.infer("digits.calibrator", [logits_input(logits)], outputs=outputs).as_numpy("logits")
+    expected = ["-1.25:8:8", "-1.5:2:2", "-2.0:4:4", "-3.0:0:0", "-9.0:1:1", "-20.0:3:3", "-30.0:5:5"]
+    expected += ["-40.0:6:6", "-50.0:7:7", "-60.0:9:9"]
+    assert [text(entry) for entry in answer[0]] == expected[:count]
+
+
 ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
     "no input 'logit'; did you mean 'logits'": (
         "digits.calibrator",
@@ -260,6 +271,18 @@ def test_requests_that_are_no_requests_are_refused(service: Service, name: str) 
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "shape"), [("digits.calibrator", "logits", [1, 10]), ("digits", "tensor", [1, 1, 8, 8])]
+)
+def test_strings_where_a_model_takes_numbers_are_refused(
+    service: Service, model: str, name: str, shape: list[int]
+) -> None:
+    sent = {"name": name, "shape": shape, "datatype": "BYTES", "data": ["a"] * math.prod(shape)}
+    answer = httpx.post(f"{service.url}/v2/models/{model}/infer", json={"inputs": [sent]})
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["error"] == f"The input '{name}' has the type BYTES; it must have numbers."
 
 
 def test_strings_of_unequal_length_take_no_more_memory_than_they_have_bytes() -> None:

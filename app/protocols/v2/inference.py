@@ -218,10 +218,10 @@ class Models:
             if name == "text" and "text" in inputs.members:
                 return [Input("text", _text(one)) for one in array.ravel()]
             if name == "tensor" and "tensor" in inputs.members:
-                return array
+                return _numbers(array, name)
         if isinstance(inputs, TextInputs):
             _known(given, inputs.names)
-            lists = {name: array.tolist() for name, array in given.items()}
+            lists = {name: _numbers(array, name).tolist() for name, array in given.items()}
             return [
                 Input("tokens", {name: rows[row] for name, rows in lists.items()})
                 for row in range(_rows(given))
@@ -297,7 +297,16 @@ def _logits(given: Mapping[str, Array], classes: int, check_finite: bool) -> NDA
         raise InvalidInput(_unknown(given, SCORES))
     ((name, array),) = given.items()
     check_finite |= name != LOGITS
-    return as_logits(check_scores(array, classes, name, check_finite=check_finite), name, array.dtype)
+    return as_logits(
+        check_scores(_numbers(array, name), classes, name, check_finite=check_finite), name, array.dtype
+    )
+
+
+def _numbers(array: Array, name: str) -> Array:
+    """Refuse an array of strings."""
+    if array.dtype.kind not in "fiub":
+        raise InvalidInput(f"The input {name!r} has the type {BYTES}; it must have numbers.")
+    return array
 
 
 def _features(given: Mapping[str, Array], inputs: RowInputs) -> Any:
@@ -323,10 +332,12 @@ def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
                 f"The output {name!r} has no classes; `classification` is for probabilities."
             )
         values = rows.probabilities if name == "probabilities" else rows.logits
+        # `rank` takes numbers from 0 to 1 alone.
+        ranked = _largest if name == "logits" else rank
         listed = [
             [
                 f"{values[row, index].item()!r}:{index}:{answer.labels[index]}"
-                for index in rank(values[row], rows.mapped[row], top)
+                for index in ranked(values[row], rows.mapped[row], top)
             ]
             for row in range(len(rows))
         ]
@@ -339,6 +350,12 @@ def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
     if name == "label":
         return np.array([answer.labels[index] for index in first], object)
     return np.array([answer.bound_hit(row, index) or "" for row, index in enumerate(first)], object)
+
+
+def _largest(logits: Array, mapped: Array, count: int) -> list[int]:
+    """Return the classes of the largest logits; those of equal ones are ordered by calibrated logit."""
+    order: list[int] = np.lexsort((-mapped, -logits))[:count].tolist()
+    return order
 
 
 def _image(one: Any, name: str) -> bytes:
