@@ -46,6 +46,10 @@ BATCHER = "app/predict/batcher.py"
 SIZER = "app/predict/lanes.py"
 OPTIONS = "app/predict/options.py"
 CALIBRATION = "app/predict/answers.py"
+STACKING = "calibrators/fitting/stacking.py"
+SELECTION = "calibrators/fitting/selection.py"
+PENALTIES = "calibrators/fitting/penalty_search.py"
+STACK = "calibrators/maps/stack.py"
 FITS = "app/registry/fits.py"
 ACTIVATIONS = "app/registry/activations.py"
 
@@ -58,6 +62,8 @@ SIZES = "tests/app/predict/test_batch_sizer.py"
 HELD = "tests/app/predict/test_bounds_hold.py::test_bounds_"
 BATCH = "tests/app/predict/test_bounds_hold.py::test_requests_of_one_batch_keep_their_calibrators_and_bounds"
 STORE = "tests/app/registry/test_store.py"
+STACKS = "tests/calibrators/test_stack.py"
+HONEST = "tests/calibrators/test_honest_fits.py"
 
 MUTATIONS = [
     # The gate.
@@ -198,6 +204,20 @@ MUTATIONS = [
     Mutation(ACTIVATIONS, "if current.version == version:", "if False:", STORE),
     Mutation(ACTIVATIONS, "_refuse_unexpected(current.version, expected)", "pass", STORE),
     Mutation(ACTIVATIONS, "previous=previous or None", "previous=None", STORE),
+    Mutation(
+        STACKING, "fold_of[:, None] != np.arange(folds)", "fold_of[:, None] > -1 - np.arange(folds)", STACKS
+    ),
+    Mutation(STACKING, "(left > most) | (mean", "(left > 8) | (mean", STACKS),
+    Mutation(STACKING, "taken = taking * counts[:, None]", "taken = taking * 1.0", STACKS),
+    Mutation(STACKING, "start + WORTH", "start + 0.1", STACKS),
+    Mutation(
+        PENALTIES,
+        "(sums.sum(axis=1, keepdims=True) - sums)",
+        "(sums.sum(axis=1, keepdims=True) + 0 * sums)",
+        STACKS,
+    ),
+    Mutation(STACK, "if component.mixed:", "if False:", STACKS),
+    Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(
         ACTIVATIONS,

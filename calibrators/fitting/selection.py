@@ -341,8 +341,6 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         if mean > max(error, TOLERANCE):
             used, losses = {others[0]: 1.0}, found[others[0]].losses
     gain, error = _mean_and_error(found[plain].losses - losses, data)
-    if gain < -error:
-        used = {plain: 1.0}
     if len(used) == 1:  # the plainest of those that are as good
         size = {name: parse(name).num_parameters(data.num_classes) for name in stacked}
         (name,) = used

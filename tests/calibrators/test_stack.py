@@ -23,7 +23,7 @@ from boxcal.calibrators.fitting.penalty_search import StrengthPath
 from boxcal.calibrators.fitting.stacking import stack_weights
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
-from boxcal.calibrators.maps.linear import StructuredMatrixScaling
+from boxcal.calibrators.maps.linear import VectorScaling
 from boxcal.calibrators.maps.stack import Component, Stack
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from tests.calibrators.samples import drawn
@@ -79,8 +79,8 @@ def test_a_fold_has_no_part_in_the_weights_that_judge_it() -> None:
     changed = losses.copy()
     changed[fold_of == 2] = rng.exponential(size=((fold_of == 2).sum(), 3))
     again = stack_weights(changed, fold_of, np.ones(500), most=3)
-    if again.pull == found.pull:
-        assert again.by_fold[2] == pytest.approx(found.by_fold[2], abs=1e-3)
+    assert again.by_fold[2] == pytest.approx(found.by_fold[2], abs=1e-3)
+    assert again.by_fold[3] != pytest.approx(found.by_fold[3], abs=1e-2)
     own = -np.log((np.exp(-losses) * found.by_fold[fold_of]).sum(axis=1))
     assert found.losses == pytest.approx(own, abs=1e-12)
 
@@ -91,13 +91,29 @@ def test_the_number_of_components_is_limited() -> None:
     assert (stack_weights(losses, shuffled(3000), np.ones(3000), most=4).all_rows > 0).sum() == 4
 
 
+def test_a_sample_that_counts_three_times_is_three_samples() -> None:
+    rng = np.random.default_rng(5)
+    losses, fold_of = rng.exponential(size=(900, 3)), shuffled(900)
+    times = np.where(losses[:, 0] < losses[:, 1], 3, 1)
+    counted = stack_weights(losses, fold_of, times.astype(np.float64), most=3)
+    repeated = stack_weights(
+        np.repeat(losses, times, axis=0), np.repeat(fold_of, times), np.ones(times.sum()), most=3
+    )
+    assert counted.all_rows == pytest.approx(repeated.all_rows, abs=1e-6)
+    assert counted.all_rows != pytest.approx(
+        stack_weights(losses, fold_of, np.ones(900), most=3).all_rows, abs=0.05
+    )
+
+
 def test_a_strength_is_chosen_by_the_other_folds() -> None:
-    data = check_validation_set(*drawn(400, 3))
-    path = StrengthPath(StructuredMatrixScaling(3), data, fold_masks(data, FOLDS, 0), lambda done: None)
+    logits, labels = drawn(200, 3, temperature=1.0)
+    data = check_validation_set(logits + np.array([0.4, -0.4, 0.0]), labels)
+    path = StrengthPath(VectorScaling(3), data, fold_masks(data, FOLDS, 0), lambda done: None)
     sums = np.array([[own[inside].sum() for inside in path.masks] for own in path._losses])
     for fold in range(FOLDS):
         others = np.delete(sums, fold, axis=1).sum(axis=1)
         assert path.nested[fold] == others.argmin()
+    assert len(set(path.nested)) > 1
     assert path.best == sums.sum(axis=1).argmin()
 
 
