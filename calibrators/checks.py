@@ -18,7 +18,7 @@ from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, overlap
-from boxcal.calibrators.scores import SIGMOIDS, SMALLEST, WHOLE, ScoreLook
+from boxcal.calibrators.scores import SIGMOIDS, WHOLE, ScoreLook
 
 Severity = Literal["warning", "serious"]
 Floats = NDArray[np.float64]
@@ -27,8 +27,6 @@ Labels = NDArray[np.int64]
 SUM_TOLERANCE = 1e-3
 ZERO = math.log(1e-30)
 """A log probability below this is that of a probability 0, which uploads keep as the smallest number."""
-ZERO_PRECISION = 1e-3
-"""How well float32 keeps the logarithm of the smallest probability."""
 CLIPPED_SHARE = 0.01
 """Share of all values that are equal to the smallest one, from which they look clipped."""
 COPIES = 0.01
@@ -148,11 +146,6 @@ def rare_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
 def shows_errors(rows: RowStatistics, labels: Labels) -> bool:
     """Whether some predicted label is wrong."""
     return bool((rows.predicted != labels).any())
-
-
-def holds_zeros(rows: RowStatistics) -> bool:
-    """Whether some rows are logarithms of probabilities of which one was 0."""
-    return bool((np.abs(rows.smallest - math.log(SMALLEST)) < ZERO_PRECISION).any())
 
 
 def may_miss_classes(count: int, num_classes: int) -> bool:

@@ -190,6 +190,22 @@ def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _events_table(events: dict[str, Any]) -> Table:
+    """Lay out the calibration of the probability of the second of two classes."""
+    table = plain_table("second class", "before", "after")
+    for title, name in (("observed / expected", "ratio"), ("intercept", "intercept"), ("slope", "slope")):
+        cells = []
+        for side in ("before", "after"):
+            found = events[side][name]
+            known = found["value"] is not None
+            shown = (
+                f"{found['value']:.3f} ({found['low']:.3f} to {found['high']:.3f})" if known else "unknown"
+            )
+            cells.append(shown)
+        table.add_row(title, *cells)
+    return table
+
+
 def _show(fitted: FinishedFit) -> None:
     from boxcal.app.cli.evaluate import metrics_table
     from boxcal.calibrators.evaluation.verdict import sentence
@@ -201,6 +217,8 @@ def _show(fitted: FinishedFit) -> None:
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
     screen.print(f"{escape(fitted.method)}, {unseen}", soft_wrap=True)
     screen.print(metrics_table(report["metrics"]))
+    if report.get("events"):
+        screen.print(_events_table(report["events"]))
     screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
     choice = report["fit"]["choice"]
     if choice:

@@ -64,6 +64,15 @@ def html_report(
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
 
 
+EVENTS = {
+    "Observed / expected events": "ratio",
+    "Calibration intercept": "intercept",
+    "Calibration slope": "slope",
+    "Spiegelhalter's z": "spiegelhalter",
+}
+"""What a report shows of two classes, by their titles."""
+
+
 def report_fragment(report: Mapping[str, Any], diagram: bytes | None) -> str:
     """Write a report as a part of a page, such as the output of a notebook's cell, in the style of that page.
 
@@ -98,6 +107,7 @@ def _parts(report: Mapping[str, Any], diagram: bytes | None, title: str, decisio
         *_warnings("Warnings", [one for one in warnings if one not in serious]),
         *_reliability(diagram),
         *_metrics(report),
+        *_events(report.get("events")),
         *_changes(report),
         *_candidates(choice.get("candidates") or ()),
     ]
@@ -156,6 +166,27 @@ def _metrics(report: Mapping[str, Any]) -> Iterable[str]:
         cells = [escape(NAMES.get(name, name)), _interval(values["before"]), _interval(values["after"])]
         rows.append([*cells, f'<span class="{kind}">{_interval(change, sign="+")}</span>'])
     yield table(["Metric", "Before", "After", "Difference"], rows)
+
+
+def _events(events: Mapping[str, Any] | None) -> Iterable[str]:
+    if not events:
+        return
+    yield "<h2>Probability of the second class</h2>"
+    yield (
+        '<p class="faint">Calibrated: a ratio of 1, an intercept of 0, a slope of 1. A slope below 1:'
+        " probabilities are too extreme. In brackets: 95 % intervals.</p>"
+    )
+    rows = []
+    for title, name in EVENTS.items():
+        sides = [events[side][name] for side in ("before", "after")]
+        if name == "spiegelhalter":
+            cells = [
+                "-" if one["z"] is None else f"{one['z']:.2f} (p = {one['p_value']:.3f})" for one in sides
+            ]
+        else:
+            cells = ["-" if one["value"] is None else _interval(one) for one in sides]
+        rows.append([title, *cells])
+    yield table(["", "Before", "After"], rows)
 
 
 def _changes(report: Mapping[str, Any]) -> Iterable[str]:

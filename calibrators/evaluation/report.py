@@ -31,6 +31,7 @@ from boxcal.calibrators.evaluation.html_report import report_fragment
 from boxcal.calibrators.evaluation.outcomes import ProbabilityRows, Tell, outcomes, softmax_rows
 from boxcal.calibrators.evaluation.reliability import class_reliability, reliability_data, reliability_svg
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
+from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration
 from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.method import BOUND_MAPS
 from boxcal.calibrators.row_statistics import Sketch
@@ -120,6 +121,13 @@ class Report:
         """Whether the method beats the active calibrator: what the gate `if_better` asks."""
         return self.against.verdict.is_better
 
+    @property
+    def events(self) -> dict[str, EventCalibration]:
+        """With two classes, the calibration of the probability of the second, `before` and `after`."""
+        sides = {"before": self.before, "after": self.after}
+        found = {name: event_calibration(side.scored) for name, side in sides.items()}
+        return {name: one for name, one in found.items() if one is not None}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as one JSON-ready document."""
         before, after = self.before.to_dict(), self.after.to_dict()
@@ -136,6 +144,7 @@ class Report:
                 name: {"before": before[name], "after": after[name], "difference": difference.to_dict()}
                 for name, difference in self.difference.items()
             },
+            "events": {side: found.to_dict() for side, found in self.events.items()} or None,
             "class_prior": self.after.cells.mean_probabilities.tolist(),
             "changed_labels": self.changed_labels,
             "ties": self.answers.ties,

@@ -251,6 +251,7 @@ def choose(
     if len(decision.weights) > 1:
         result = _stacked(data, folds, found, decision, fitting)
         if result is not None:
+            choice["chosen"] = result.method
             seconds_in_all = time.perf_counter() - started
             return replace(
                 result, choice=choice, unseen=decision.unseen, seconds=seconds_in_all, warnings=warnings

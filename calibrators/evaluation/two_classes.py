@@ -1,0 +1,111 @@
+"""Two classes: what risk models are asked for, of the probability p of the second class, the event.
+
+The ratio of observed to expected events, the calibration intercept and slope (Cox 1958), and Spiegelhalter's
+test (1986). Intervals are from sandwich variances, in which samples of a group count together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from boxcal.calibrators.evaluation.bootstrap import Estimate
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+
+STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
+"""Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
+SMALLEST = 1e-15
+"""Of p and of 1 - p, for their log odds."""
+NORMAL = 1.959963984540054
+"""Standard errors on each side of a 95 % interval."""
+UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class EventCalibration:
+    """Calibration of the probability of an event, on N samples."""
+
+    observed: float  # Events, weighted
+    expected: float  # Sum of the probabilities
+    ratio: Estimate  # Observed to expected: above 1 the model gives too few
+    intercept: Estimate  # Log odds that are missing on average; 0 if calibrated
+    slope: Estimate  # Of the log odds; below 1 they are too extreme, unknown where they separate the classes
+    z: float  # Spiegelhalter's statistic, standard normal if calibrated
+    p_value: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as a JSON-ready document: what is not finite becomes None."""
+        known = math.isfinite(self.z)
+        return {
+            "observed": self.observed,
+            "expected": self.expected,
+            "ratio": self.ratio.to_dict(),
+            "intercept": self.intercept.to_dict(),
+            "slope": self.slope.to_dict(),
+            "spiegelhalter": {"z": self.z if known else None, "p_value": self.p_value if known else None},
+        }
+
+
+def event_calibration(scored: Outcomes) -> EventCalibration | None:
+    """Judge the probability of the second of two classes; None for more classes."""
+    if scored.probabilities.shape[1] != 2:
+        return None
+    p = scored.probabilities.at(slice(None))[:, 1]
+    y = (scored.labels == 1).astype(np.float64)
+    weights = np.ones(len(y)) if scored.weights is None else scored.weights
+    units = np.arange(len(y)) if scored.groups is None else scored.groups
+
+    def spread(scores: Vector) -> Any:
+        """Sum the outer products of the scores (N, M) of each group."""
+        sums = np.stack([np.bincount(units, weights=column) for column in (weights[:, None] * scores).T])
+        return sums @ sums.T
+
+    observed, expected = float(weights @ y), float(weights @ p)
+    ratio = UNKNOWN
+    if observed > 0 and expected > 0:
+        value = observed / expected
+        error = math.sqrt(spread((y - value * p)[:, None])[0, 0]) / observed
+        ratio = Estimate(value, value * math.exp(-NORMAL * error), value * math.exp(NORMAL * error))
+    odds = np.log(np.clip(p, SMALLEST, None)) - np.log(np.clip(1.0 - p, SMALLEST, None))
+    ones = np.ones((len(y), 1))
+    (intercept,) = _logistic(ones, odds, y, weights, spread) or (UNKNOWN,)
+    *_, slope = _logistic(np.column_stack([ones, odds]), 0.0 * odds, y, weights, spread) or (UNKNOWN,)
+    excess = (y - p) * (1.0 - 2.0 * p)
+    variance = (weights**2 * (1.0 - 2.0 * p) ** 2 * p * (1.0 - p)).sum()
+    if scored.groups is not None:
+        variance = spread(excess[:, None])[0, 0]
+    z = float(weights @ excess) / math.sqrt(variance) if variance > 0 else math.nan
+    return EventCalibration(
+        observed, expected, ratio, intercept, slope, z, math.erfc(abs(z) / math.sqrt(2.0))
+    )
+
+
+def _logistic(inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: Any) -> list[Estimate]:
+    """Fit a logistic regression of y on the columns of (N, M), with an offset; [] if there is no optimum."""
+    if not 0.0 < weights @ y < weights.sum():
+        return []
+    point = np.zeros(inputs.shape[1])
+    point[1:] = 1.0
+    for _ in range(STEPS):
+        p = 1.0 / (1.0 + np.exp(-(offset + inputs @ point)))
+        information = inputs.T @ ((weights * p * (1.0 - p))[:, None] * inputs)
+        if not np.isfinite(information).all() or np.linalg.matrix_rank(information) < len(point):
+            return []
+        step = np.linalg.solve(information, inputs.T @ (weights * (y - p)))
+        step *= min(1.0, 4.0 / np.abs(step).max(initial=1e-300))
+        point = point + step
+        if np.abs(step).max() < STILL:
+            break
+    else:
+        return []
+    if np.abs(point).max() > STEEPEST:
+        return []
+    inverse = np.linalg.inv(information)
+    errors = np.sqrt(np.diag(inverse @ spread((y - p)[:, None] * inputs) @ inverse))
+    return [
+        Estimate(value, value - NORMAL * error, value + NORMAL * error)
+        for value, error in zip(point.tolist(), errors.tolist(), strict=True)
+    ]

@@ -1,0 +1,119 @@
+"""Two classes: observed to expected events, intercept, slope, Spiegelhalter's test, beside other software."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import kstest
+from sklearn.linear_model import LogisticRegression
+
+from boxcal.calibrators.evaluation.outcomes import kept_rows, outcomes
+from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+def judged(
+    p: Floats, y: Labels, groups: Labels | None = None, weights: Floats | None = None
+) -> EventCalibration:
+    rows = kept_rows(np.column_stack([1.0 - p, p]))
+    found = event_calibration(outcomes(rows, y, (p > 0.5).astype(np.int64), groups, weights=weights))
+    assert found is not None
+    return found
+
+
+def drawn(count: int, *, slope: float = 1.0, intercept: float = 0.0, seed: int = 0) -> tuple[Floats, Labels]:
+    """Probabilities of rare events, whose log odds are right after a line."""
+    rng = np.random.default_rng(seed)
+    odds = rng.normal(-2.0, 1.5, count)
+    truth = 1.0 / (1.0 + np.exp(-(intercept + slope * odds)))
+    return 1.0 / (1.0 + np.exp(-odds)), (rng.random(count) < truth).astype(np.int64)
+
+
+def test_spiegelhalter_and_the_ratio_by_hand() -> None:
+    """Of p = .2, .4, .8 and labels 0, 1, 1: (-.2 * .6 + .6 * .2 - .2 * .6) / sqrt(.0576 + .0096 + .0576)."""
+    found = judged(np.array([0.2, 0.4, 0.8]), np.array([0, 1, 1]))
+    assert found.z == pytest.approx(-0.12 / math.sqrt(0.1248), abs=1e-12)
+    assert found.p_value == pytest.approx(0.734095, abs=1e-5)
+    assert found.observed == 2.0
+    assert found.expected == pytest.approx(1.4)
+    assert found.ratio.value == pytest.approx(1 / 0.7)
+
+
+def test_slope_is_that_of_scikit_learn_and_the_intercept_that_of_a_bisection() -> None:
+    p, y = drawn(3000, slope=0.6, intercept=0.3)
+    found, odds = judged(p, y), np.log(p / (1 - p))
+    model = LogisticRegression(C=1e12, tol=1e-10).fit(odds[:, None], y)
+    assert found.slope.value == pytest.approx(model.coef_[0, 0], abs=1e-5)
+    low, high = -5.0, 5.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (y - 1 / (1 + np.exp(-(odds + middle)))).sum() > 0 else (low, middle)
+    assert found.intercept.value == pytest.approx(middle, abs=1e-8)
+    assert found.slope.high < 0.75
+    assert found.slope.low < 0.6 < found.slope.high
+
+
+def test_intervals_cover_the_truth_and_the_test_is_uniform() -> None:
+    covered, values = np.zeros(3), []
+    for seed in range(400):
+        found = judged(*drawn(800, seed=seed))
+        truths = ((found.ratio, 1.0), (found.intercept, 0.0), (found.slope, 1.0))
+        covered += [one.low <= truth <= one.high for one, truth in truths]
+        values.append(found.p_value)
+    assert (covered / 400 > 0.925).all()
+    assert (covered / 400 < 0.975).all()
+    assert kstest(values, "uniform").pvalue > 0.001
+
+
+def test_copies_in_groups_widen_the_intervals() -> None:
+    p, y = drawn(500)
+    once = judged(p, y)
+    fourfold = judged(np.repeat(p, 4), np.repeat(y, 4), np.repeat(np.arange(500), 4))
+    weighted = judged(p, y, weights=np.full(500, 1.0))
+    for name in ("ratio", "intercept", "slope"):
+        one, other = getattr(once, name), getattr(fourfold, name)
+        assert other.high - other.low == pytest.approx(one.high - one.low, rel=1e-6)
+        assert getattr(weighted, name) == one
+    assert abs(fourfold.z) == pytest.approx(abs(once.z), rel=0.2)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0], [1, 1, 1, 1]])
+def test_one_class_has_no_slope(labels: list[int]) -> None:
+    document = judged(np.array([0.1, 0.2, 0.3, 0.9]), np.array(labels)).to_dict()
+    assert document["slope"] == document["intercept"] == {"value": None, "low": None, "high": None}
+
+
+def test_separated_classes_have_no_slope() -> None:
+    found = judged(np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1])).to_dict()
+    assert found["slope"]["value"] is None
+    assert found["intercept"]["value"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_probabilities_of_0_and_1_are_judged() -> None:
+    found = judged(np.array([0.0, 1.0, 0.3, 0.5]), np.array([1, 1, 0, 1]))
+    assert math.isfinite(found.ratio.value)
+    assert math.isfinite(found.z)
+
+
+def test_a_report_shows_them_before_and_after() -> None:
+    p, y = drawn(2000, slope=0.5)
+    logits = np.column_stack([np.zeros(2000), np.log(p / (1 - p))])
+    document = cross_fitted_report("vector", logits, y).to_dict()["events"]
+    assert document["before"]["slope"]["high"] < 0.7
+    assert document["after"]["slope"]["low"] < 1.0 < document["after"]["slope"]["high"]
+    assert document["after"]["ratio"]["value"] == pytest.approx(1.0, abs=0.02)
+    assert cross_fitted_report("ts", np.tile(logits, 2)[:, :3], y).to_dict()["events"] is None
+
+
+def test_the_page_shows_them() -> None:
+    p, y = drawn(400, slope=0.5)
+    logits = np.column_stack([np.zeros(400), np.log(p / (1 - p))])
+    page = cross_fitted_report("vector", logits, y)._repr_html_()
+    assert "Observed / expected events" in page
+    assert page.count("Calibration slope") == 1
+    separated = np.column_stack([np.zeros(40), np.where(np.arange(40) % 2, 3.0, -3.0)])
+    assert "Spiegelhalter" in cross_fitted_report("ts", separated, np.arange(40) % 2)._repr_html_()
