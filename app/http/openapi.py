@@ -8,6 +8,7 @@ from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE, PROBLEM_SCHEMA
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
+    BadRequest,
     ConcurrencyLimited,
     InsufficientScope,
     InvalidApiKey,
@@ -74,8 +75,12 @@ def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
 
 
 def declare_problems(operation: dict[str, Any]) -> None:
-    """Declare that the model that is asked for may not exist, and that parameters may be invalid."""
+    """Declare that the model that is asked for may not exist, and that parameters may be invalid.
+
+    A path or a query string with a NUL character is refused with 400 before the route is looked up.
+    """
     responses = operation["responses"]
+    responses.setdefault(str(BadRequest.status), problems(BadRequest)[BadRequest.status])
     if any(one["name"] == "model" for one in operation.get("parameters", ())):
         responses.setdefault(str(ModelNotFound.status), problems(ModelNotFound)[ModelNotFound.status])
     status = str(InvalidParameter.status)

@@ -93,3 +93,13 @@ def test_the_contract_is_there(http: httpx.Client) -> None:
     }
     assert {"400", "413", "415", "422", "503", "504"} <= set(paths["/predict"]["post"]["responses"])
     assert http.get("/docs").status_code == 200
+
+
+def test_a_nul_in_an_address_is_refused_as_every_route_declares(service: Service) -> None:
+    document = httpx.get(f"{service.url}/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert "400" in operation["responses"], (method, path)
+    for method, target in (("GET", "/fits/%00"), ("DELETE", "/fits/%00"), ("GET", "/fits?before_fit=%00")):
+        answer = httpx.request(method, service.url + target)
+        assert (answer.status_code, answer.json()["type"]) == (400, "urn:boxcal:problem:bad-request")
