@@ -32,6 +32,7 @@ from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.solver import Solver
 from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.activator import Activator, ActiveCalibrator
 from boxcal.app.registry.records import BackboneIdentity
@@ -110,6 +111,7 @@ async def opened(
     stats: Stats,
     slot: Slot | None = None,
     *,
+    solver: Solver,
     others: Sequence[ServedModel] = (),
     devices: dict[str, Device] | None = None,
 ) -> AsyncIterator[ServedModel]:
@@ -162,6 +164,7 @@ async def opened(
                 telemetry,
                 keep=monitoring.feedback.keep,
                 adjusted=monitoring.priors.adjusted,
+                solver=solver,
                 name=entry.name or backbone.name,
                 bounds=BoundsOption(lower=entry.lower, upper=entry.upper),
                 turns=turns_of(backbone, entry.share, devices),
@@ -243,13 +246,15 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             collected = metrics = SharedMetrics(collected, slot.folder)
             stack.push_async_callback(asyncio.to_thread, metrics.save)
             await stack.enter_async_context(background("metrics", metrics.run, telemetry))
+        solver = Solver()
+        await stack.enter_async_context(solver.loading())
         models: dict[str, ServedModel] = {}
         devices: dict[str, Device] | None = {} if several else None
         for entry, own in zip(entries, counted, strict=True):
             stats = Stats(collected, entry.name if several else None)
             with naming(entry.name):
                 model = await stack.enter_async_context(
-                    opened(entry, own, stats, slot, others=[*models.values()], devices=devices)
+                    opened(entry, own, stats, slot, solver=solver, others=[*models.values()], devices=devices)
                 )
             models[model.name] = model
         default = next(iter(models.values()))

@@ -22,12 +22,18 @@ from boxcal.calibrators.operator.constants import sum_tolerance
 Array = np.ndarray[Any, np.dtype[np.float64]]
 NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
 """What the loops note beside the probabilities is for gradients."""
+NO_SUMS = np.empty(0)
 INVERSE = np.ones(1)
 """The temperature is the logit map's; the operator's own is 1."""
 
 
 def solve_rows(logits: Array, lower: Array, upper: Array) -> Array:
     """Give the box-constrained softmax of rows (N, K), for bounds that broadcast to them."""
+    return _solve(*_laid_out(logits, lower, upper))
+
+
+def _laid_out(logits: Array, lower: Array, upper: Array) -> tuple[Array, Array, Array, float]:
+    """Lay out rows and bounds as the loop reads them, which also fixes the form that is compiled."""
     rows = np.ascontiguousarray(logits)
     if lower.shape[-1:] in ((), (1,)) and upper.shape[-1:] in ((), (1,)):
         low, high = (np.ascontiguousarray(bound.reshape(-1)) for bound in (lower, upper))
@@ -36,7 +42,7 @@ def solve_rows(logits: Array, lower: Array, upper: Array) -> Array:
     else:
         shape = (max(_height(lower), _height(upper)), rows.shape[1])
         low, high = (np.ascontiguousarray(np.broadcast_to(bound, shape)) for bound in (lower, upper))
-    return _solve(rows, low, high, sum_tolerance(rows.shape[1]))
+    return rows, low, high, sum_tolerance(rows.shape[1])
 
 
 def _height(bound: Array) -> int:
@@ -51,10 +57,17 @@ def _compiled_loop() -> Callable[..., int]:
 
 
 @cache
-def _compiled_summary() -> Callable[..., int]:
-    from boxcal.calibrators.operator.cpu_loops import summarised_rows  # noqa: PLC0415 - as above
+def _compiled_softmax() -> Callable[..., int]:
+    from boxcal.calibrators.operator.cpu_loops import softmax_rows  # noqa: PLC0415 - as above
 
-    return summarised_rows
+    return softmax_rows
+
+
+@cache
+def _compiled_sums() -> Callable[..., int]:
+    from boxcal.calibrators.operator.cpu_loops import sums_of_rows  # noqa: PLC0415 - as above
+
+    return sums_of_rows
 
 
 def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
@@ -81,22 +94,33 @@ class TemperatureRows:
     def __call__(self, logits: Array) -> tuple[Array, Array]:
         """Give probabilities and mapped logits (N, K) for logits (N, K), which lie row after row."""
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
-        return _solve(mapped, *self._box, self._tolerance), mapped
+        if self.box is not None:
+            return _solve(mapped, *self._box, self._tolerance), mapped
+        return self._softmax(mapped[:0], mapped, NO_SUMS, NO_SUMS), mapped
 
     def summarised(self, logits: Array) -> tuple[Array, Array, Array, Array]:
         """Give also the sum of the probabilities of each row (N,), and the largest of them (N,)."""
         mapped = logits if self._temperature == 1.0 else logits / self._temperature
-        probabilities = np.empty_like(mapped)
         sums, largest = np.empty((2, len(mapped)))
-        refused = _compiled_summary()(
-            logits, mapped, *self._box, self._tolerance, probabilities, sums, largest
-        )
+        if self.box is None:
+            return self._softmax(logits, mapped, sums, largest), mapped, sums, largest
+        probabilities = _solve(mapped, *self._box, self._tolerance)
+        _check_given(logits, _compiled_sums()(logits, probabilities, sums, largest))
+        return probabilities, mapped, sums, largest
+
+    def _softmax(self, given: Array, mapped: Array, sums: Array, largest: Array) -> Array:
+        probabilities = np.empty_like(mapped)
+        refused = _compiled_softmax()(given, mapped, probabilities, sums, largest)
         if refused >= 0:
-            if not np.isfinite(logits[refused]).all():
-                raise ValueError(f"row {refused} has a logit that is not finite")
+            _check_given(given, refused)
             lower, upper = (bound[:, None] for bound in self._box)
             raise_for_row(mapped, lower, upper, self._tolerance, refused)
-        return probabilities, mapped, sums, largest
+        return probabilities
+
+
+def _check_given(logits: Array, refused: int) -> None:
+    if refused >= 0 and not np.isfinite(logits[refused : refused + 1]).all():
+        raise ValueError(f"row {refused} has a logit that is not finite")
 
 
 def temperature_rows(logit_map: LogitMap, bound_map: BoxMap) -> TemperatureRows | None:
@@ -109,12 +133,44 @@ def temperature_rows(logit_map: LogitMap, bound_map: BoxMap) -> TemperatureRows 
     return TemperatureRows(temperature, *bound_map.pair, logit_map.num_classes)
 
 
-def warm_arrays() -> None:
-    """Call each compiled form that a service needs: the operator with one box or many, a ranking."""
+ROWS = np.zeros((2, 3))
+BOXES = (np.zeros(1), np.full(1, 0.5)), (np.zeros(3), np.full(3, 0.5))
+"""One box for all classes, and one for each: the forms in which a service needs the solver."""
+
+
+def warm_softmax() -> None:
+    """Call the compiled forms of answers that no bound holds: a softmax with its sums, a ranking."""
     from boxcal.calibrators.operator.cpu_loops import most_probable  # noqa: PLC0415 - imports numba
 
-    rows = np.zeros((2, 3))
-    for upper in (np.full(1, 0.5), np.full(3, 0.5)):
-        solve_rows(rows, np.zeros_like(upper), upper)
-    TemperatureRows(1.0, 0.0, 1.0, 3).summarised(rows)
+    TemperatureRows(1.0, 0.0, 1.0, 3).summarised(ROWS)
     most_probable(np.full(3, 1 / 3), np.full(3, 1 / 3), np.empty(2, np.int64))
+
+
+def warm_arrays() -> None:
+    """Call each compiled form that a service needs: also the solver."""
+    warm_softmax()
+    TemperatureRows(1.0, 0.0, 0.5, 3).summarised(ROWS)
+    for box in BOXES:
+        solve_rows(ROWS, *box)
+
+
+def solver_can_be_kept() -> bool:
+    """Whether another process can compile the solver for this one."""
+    from boxcal.calibrators.operator.compiling import can_be_kept  # noqa: PLC0415 - imports numba
+
+    return can_be_kept(_compiled_loop())
+
+
+def solver_is_kept() -> bool:
+    """Whether the solver was compiled before for this processor, so that `warm_arrays` loads it at once."""
+    from boxcal.calibrators.operator.compiling import is_kept  # noqa: PLC0415 - as above
+
+    loop = _compiled_loop()
+    return all(
+        is_kept(loop, rows, low, high, INVERSE, tolerance, rows, NO_SIDE, NO_HELD)
+        for rows, low, high, tolerance in (_laid_out(ROWS, *box) for box in BOXES)
+    )
+
+
+if __name__ == "__main__":
+    warm_arrays()

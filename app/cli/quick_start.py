@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 
 TUNABLES = "GLIBC_TUNABLES"
 LARGEST_KEPT = 32 * 2**20
@@ -15,11 +14,9 @@ SETTINGS = (
     "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
     f":glibc.malloc.mmap_threshold={LARGEST_KEPT}:glibc.malloc.trim_threshold={2 * LARGEST_KEPT}"
 )
-NOTICE_SECONDS = 2.0
-"""Loops that were compiled before are loaded in a tenth of this."""
 NOTICE = (
-    "boxcal: compiling the loops for this processor, which takes some 20 seconds of the first start; "
-    "'python -m boxcal.calibrators.warm' does it before"
+    "boxcal: compiling the solver for this processor in the background, which takes some 20 seconds of the "
+    "first start; a request with bounds waits for it; 'python -m boxcal.calibrators.warm' does it before"
 )
 
 
@@ -57,18 +54,24 @@ def prepare() -> None:
     """Stop garbage collection until the service is ready, and load the compiled engine without SciPy.
 
     Imports leave no garbage, but make collections look at all that they leave. numba imports SciPy's linear
-    algebra, which the engine never calls. Loops that no start has compiled yet are compiled, with a notice.
+    algebra, which the engine never calls. On a first start a second compiles what answers without bounds
+    need; the solver is for `predict/solver.py`.
     """
     gc.disable()
-    notice = threading.Timer(NOTICE_SECONDS, print, [NOTICE], {"file": sys.stderr, "flush": True})
-    notice.daemon = True
-    notice.start()
     hidden = sys.modules.setdefault("scipy", None) is None  # type: ignore[arg-type]
     try:
-        from boxcal.calibrators.temperature_fast_path import warm_arrays  # noqa: PLC0415 - not before this
+        # Not imported before this.
+        from boxcal.calibrators.temperature_fast_path import (  # noqa: PLC0415
+            solver_is_kept,
+            warm_arrays,
+            warm_softmax,
+        )
 
-        warm_arrays()
+        if solver_is_kept():
+            warm_arrays()
+        else:
+            sys.stderr.write(NOTICE + "\n")
+            warm_softmax()
     finally:
-        notice.cancel()
         if hidden:
             del sys.modules["scipy"]

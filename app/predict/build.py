@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,14 +17,13 @@ from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.device import Turns
 from boxcal.app.predict.inputs import InputDecoder
 from boxcal.app.predict.lanes import BatchSizer
-from boxcal.app.predict.options import BoundsOption, Labels, RequestBounds, check_bounds
+from boxcal.app.predict.options import BoundsOption, Labels, check_bounds
 from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.solver import Solver, lower_thread_priority
 from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.models.backends.backbone import Backbone
-
-NICENESS = 5
 
 
 @asynccontextmanager
@@ -38,6 +35,7 @@ async def open_pipeline(
     *,
     keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
     adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
+    solver: Solver,
     name: str,
     bounds: BoundsOption | None = None,
     turns: Turns | None = None,
@@ -65,7 +63,7 @@ async def open_pipeline(
             backbone.inputs, pool, threads=threads, max_pixels=limits.MAX_PIXELS, in_lanes=is_on_cpu
         )
         pipeline = Pipeline(
-            name, labels, decoder, batcher, scoring, activator, telemetry, keep, adjusted, checked
+            name, labels, decoder, batcher, scoring, activator, telemetry, keep, adjusted, solver, checked
         )
         try:
             await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)
@@ -75,26 +73,14 @@ async def open_pipeline(
 
 
 def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> None:
-    """Run once what is slow the first time: the backbone, and the operator with bounds."""
+    """Run once what is slow the first time: the backbone, and the active calibrator."""
     sizes = [1]
     if backbone.device != "cpu":  # a GPU prepares for every new size; batches come in any
         sizes += [2**power for power in range(1, max_batch_size.bit_length())]
     backbone.warm_up(sizes)
-    num_classes = backbone.num_classes
-    bounds = RequestBounds(np.zeros(num_classes), np.full(num_classes, 0.9))
-    scores = np.zeros((1, num_classes), np.float32)
+    scores = np.zeros((1, backbone.num_classes), np.float32)
     if backbone.inputs.kind != "none":
         scoring = Scoring(backbone)
         with scoring.requested_by(served):
             scores = scoring(backbone.inputs.blank(1), True)
-    calibrate(scores.astype(np.float64), CalibrationRequest(served, bounds))
-
-
-def lower_thread_priority() -> None:
-    """Lower the priority of this thread below the event loop's: health checks must be answered under load.
-
-    Linux has a priority for each thread; threads that this one starts (OpenMP's) inherit it.
-    """
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
+    calibrate(scores.astype(np.float64), CalibrationRequest(served, None))

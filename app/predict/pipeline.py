@@ -39,6 +39,7 @@ from boxcal.app.predict.answers import (
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.inputs import InputDecoder, Inputs
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
+from boxcal.app.predict.solver import Solver
 from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.settings import limits
 from boxcal.models.inputs.texts import TextInputs
@@ -73,6 +74,7 @@ class Pipeline:
     keep: Callable[[int, NDArray[np.float64]], Sequence[str]]
     # Adjusts a calibrator to the class frequencies of recent traffic
     adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]]
+    solver: Solver
     bounds: RequestBounds | None = None  # Of requests that set none
 
     def __post_init__(self) -> None:
@@ -108,8 +110,8 @@ class Pipeline:
 
     async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
         arrived = time.perf_counter()
-        deadline = time.monotonic() + self._timeout_of(options)
         requested = await self._requested(options)
+        deadline = time.monotonic() + self._timeout_of(options)
         truncated = None
         with self.batcher.reserve_slot(len(inputs), deadline), self.scoring.requested_by(requested.served):
             is_shifted = requested.served.reads == "inputs"
@@ -212,7 +214,10 @@ class Pipeline:
             )
         if options.prior_adjustment:
             served = await within(self._timeout_of(options), self.adjusted(served))
-        return CalibrationRequest(served, bounds)
+        requested = CalibrationRequest(served, bounds)
+        if self.solver.is_awaited_by(requested):  # for as long as it takes, unless the request sets a limit
+            await within(None if options.timeout_ms is None else options.timeout_ms / 1e3, self.solver.wait())
+        return requested
 
     def _answer(
         self,
@@ -236,8 +241,8 @@ def _size(bounds: BoundsOption) -> int:
     return sum(len(side) for side in (bounds.lower, bounds.upper) if isinstance(side, dict | list))
 
 
-async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for work until a timeout; what the pool has not begun by then is dropped."""
+async def within(seconds: float | None, work: Awaitable[T]) -> T:
+    """Wait for work until a timeout, if there is one; what the pool has not begun by then is dropped."""
     try:
         async with asyncio.timeout(seconds):
             return await work

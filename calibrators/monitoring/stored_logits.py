@@ -52,20 +52,18 @@ def unpack(packed: Array) -> Array:
 @compiled
 def pack_into(logits: Array, packed: Array) -> None:
     """Fill `packed` (N, 4 + K) int16 with logits (N, K) float64, no NaN; both C-contiguous."""
-    header = np.empty(2, np.float32)
     for n in range(logits.shape[0]):
         row, stored = logits[n], packed[n]
         high, low = _extremes(row)
         high = min(max(high, -_LARGEST_LOGIT), _LARGEST_LOGIT)
-        header[0] = high
-        offset = np.float64(header[0])
+        offset = np.float64(np.float32(high))
         # The largest logit differs from the offset by the rounding of the offset to float32.
         spread = max(high - offset, offset - max(low, -_LARGEST_LOGIT))
         scale = 1.0
         if spread > _LARGEST_HALF:
             scale = 2.0 ** math.ceil(math.log2(spread / _LARGEST_HALF))
-        header[1] = scale
-        stored[:HEADER] = header.view(np.int16)
+        stored[0], stored[1] = _halves(offset)
+        stored[2], stored[3] = _halves(scale)
         _round(row, offset, 1.0 / scale, stored[HEADER:])
 
 
@@ -81,6 +79,13 @@ def _unpack_into(packed: Array, logits: Array) -> None:
             size = half & _HALF_ABSOLUTE
             value = select(size < _HALF_NORMAL, size * _HALF_SUBNORMAL, from_bits((size << _DROPPED) + _BIAS))
             row[k] = offset + scale * select(half < 0, -value, value)
+
+
+@njit(error_model="numpy")
+def _halves(value: float) -> tuple[np.int16, np.int16]:
+    """Lower and upper half of a float32."""
+    whole = bits(np.float32(value))
+    return np.int16(whole), np.int16(whole >> 16)
 
 
 @njit(error_model="numpy")

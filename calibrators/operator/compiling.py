@@ -10,7 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from numba import njit
+from numba import njit, typeof
+from numba.core.caching import NullCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -77,6 +78,16 @@ def _compile(function: Function, fastmath: Collection[str]) -> Function:
         kept._source_stamp = kept._source_stamp, *map(_sources, folders)
     found: Function = entry
     return found
+
+
+def can_be_kept(entry: Any) -> bool:
+    """Whether there is a folder where an entry can be kept on disk."""
+    return not isinstance(entry._cache, NullCache)
+
+
+def is_kept(entry: Any, *arguments: object) -> bool:
+    """Whether an entry was compiled before for such arguments, on this processor, and can be loaded."""
+    return entry._cache.load_overload(tuple(map(typeof, arguments)), entry.targetctx) is not None
 
 
 @cache

@@ -123,6 +123,12 @@ def _extremes(row: Array) -> tuple[float, float]:
 
 
 @inner()
+def _is_finite(row: Array) -> bool:
+    top, bottom = _extremes(row)
+    return bool(-np.inf < bottom <= top < np.inf)
+
+
+@inner()
 def _rate(inverse: float, row: Array) -> tuple[Any, Any, Any]:
     """One over the temperature as two numbers of the row's dtype, with the digits of float64; and -`FAR`."""
     high = row.dtype.type(inverse)
@@ -423,35 +429,35 @@ def total_of(row: Array) -> float:
 
 
 @compiled
-def summarised_rows(  # noqa: PLR0917 - compiled loops take arrays by position
-    given: Array,
-    logits: Array,
-    lower: Array,
-    upper: Array,
-    tolerance: float,
-    probabilities: Array,
-    sums: Array,
-    largest: Array,
-) -> int:
-    """Do what `forward_rows` does for one box and the temperature 1, and look at each row while it is near.
+def softmax_rows(given: Array, logits: Array, probabilities: Array, sums: Array, largest: Array) -> int:
+    """Do what `forward_rows` does where no bound holds anything, and look at each row while it is near.
 
-    Refused is also a row that was given an infinite logit.
+    Return the first row that was given a logit that is not finite, or has become NaN or infinity; or -1. A
+    service compiles this before it is ready: it must not contain the solver, which takes ten times as long.
 
-    `given`, `logits`: float64 ndarray of shape (N, K), before and after a temperature. `sums`, `largest`:
-    float64 ndarray of shape (N,), of the probabilities of each row.
+    `given`, `logits`: float64 ndarray of shape (N, K), before and after a temperature; `given` has no rows
+    where nobody asks. `sums`, `largest`: float64 ndarray of shape (N,), of the probabilities of each row, or
+    (0,) where nobody asks.
     """
-    low, high, marks = lower[0], upper[0], np.empty(0, np.int8)
-    weights, box = np.empty(0), box_of(low, high, logits.shape[1])
-    if not box[0]:
-        return 0
     for n in range(logits.shape[0]):
-        row, (top, bottom) = probabilities[n], _extremes(given[n])
-        if not -np.inf < bottom <= top < np.inf:
+        row, (top, bottom) = probabilities[n], _extremes(logits[n])
+        if not (-np.inf < top < np.inf) or np.isnan(bottom) or (given.shape[0] and not _is_finite(given[n])):
             return n
-        if solve_row(logits[n], low, high, box, 1.0, tolerance, weights, row, marks) == REFUSED:
+        scale = 1.0 / _exponentials(logits[n], top, 1.0, row)
+        for i in range(row.shape[0]):
+            row[i] *= scale
+        if sums.shape[0]:
+            sums[n], largest[n] = total_of(row), _extremes(row)[0]
+    return -1
+
+
+@compiled
+def sums_of_rows(given: Array, probabilities: Array, sums: Array, largest: Array) -> int:
+    """Look at rows as `softmax_rows` does, after `forward_rows`."""
+    for n in range(given.shape[0]):
+        if not _is_finite(given[n]):
             return n
-        sums[n] = total_of(row)
-        largest[n] = _extremes(row)[0]
+        sums[n], largest[n] = total_of(probabilities[n]), _extremes(probabilities[n])[0]
     return -1
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from boxcal.app.cli import quick_start
 from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
+from boxcal.calibrators import temperature_fast_path
 from tests.app.fitting.service import Service
 
 GRANTS = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -36,15 +37,17 @@ def test_tunables_of_the_operator_stay(tmp_path: Path, monkeypatch: pytest.Monke
         assert service.process.environ()[TUNABLES] == "glibc.malloc.arena_max=2"
 
 
-@pytest.mark.parametrize(("seconds", "is_told"), [(0.5, True), (0.0, False)])
+@pytest.mark.parametrize(("is_kept", "called"), [(False, ["warm_softmax"]), (True, ["warm_arrays"])])
 def test_a_start_that_compiles_says_what_it_waits_for(
-    seconds: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_kept: bool, called: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(quick_start, "NOTICE_SECONDS", 0.1)
-    monkeypatch.setattr("boxcal.calibrators.temperature_fast_path.warm_arrays", lambda: time.sleep(seconds))
+    calls: list[str] = []
+    monkeypatch.setattr(temperature_fast_path, "solver_is_kept", lambda: is_kept)
+    for name in ("warm_softmax", "warm_arrays"):
+        monkeypatch.setattr(temperature_fast_path, name, partial(calls.append, name))
     try:
         quick_start.prepare()
     finally:
         gc.enable()
-    time.sleep(0.2)
-    assert ("compiling the loops for this processor" in capfd.readouterr().err) is is_told
+    assert calls == called
+    assert ("compiling the solver for this processor" in capfd.readouterr().err) is not is_kept

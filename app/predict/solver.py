@@ -1,0 +1,93 @@
+"""Compiles the solver on a first start, beside the service; requests that need it wait until it is loaded.
+
+Another process of low priority compiles, and this one loads what that has left on disk: a compiler in this
+process would hold the interpreter, and so the event loop, for most of its 20 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from boxcal.app.predict.answers import CalibrationRequest
+from boxcal.calibrators.temperature_fast_path import solver_can_be_kept, solver_is_kept, warm_arrays
+
+MODULE = "boxcal.calibrators.temperature_fast_path"
+TURN_SECONDS = 0.05
+NICENESS = 5
+
+
+class Solver:
+    """What a request waits for that the softmax alone cannot answer."""
+
+    def __init__(self) -> None:
+        self._loading: asyncio.Task[None] | None = None
+
+    def is_awaited_by(self, requested: CalibrationRequest) -> bool:
+        """Whether a request needs the solver, and it is not loaded yet."""
+        if self._loading is None or self._loading.done():
+            return False
+        plain = requested.served.calibrator.plain
+        return requested.bounds is not None or plain is None or plain.box is not None
+
+    async def wait(self) -> None:
+        """Wait until it is loaded."""
+        if self._loading is not None:
+            await asyncio.wait([self._loading])
+
+    @asynccontextmanager
+    async def loading(self) -> AsyncIterator[None]:
+        """Load the solver, at once if it was compiled before, else beside the block."""
+        if await asyncio.to_thread(solver_is_kept):
+            await asyncio.to_thread(warm_arrays)
+            yield
+            return
+        self._loading = asyncio.create_task(_load(), name="solver")
+        try:
+            yield
+        finally:
+            self._loading.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loading
+
+
+async def _load() -> None:
+    if await asyncio.to_thread(solver_can_be_kept):
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        child = subprocess.Popen(  # noqa: ASYNC220, S603 - this interpreter and a module of this package
+            [sys.executable, "-P", "-m", MODULE],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            if sys.platform == "linux":
+                os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
+            await asyncio.to_thread(child.wait)
+        finally:
+            child.kill()
+    # Loads it in milliseconds; compiles it where nothing could be kept. The end of the service does not wait.
+    thread = threading.Thread(target=_compile_here, name="solver", daemon=True)
+    thread.start()
+    while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event of the loop
+        await asyncio.sleep(TURN_SECONDS)
+
+
+def _compile_here() -> None:
+    lower_thread_priority()
+    warm_arrays()
+
+
+def lower_thread_priority() -> None:
+    """Lower the priority of this thread below the event loop's: health checks must be answered under load.
+
+    Linux has a priority for each thread; threads that this one starts (OpenMP's) inherit it.
+    """
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)
