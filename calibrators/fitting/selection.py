@@ -71,13 +71,9 @@ def candidates(data: ValidationSet) -> list[str]:
     if not shows_errors(data.facts, data.labels):
         return [IdentityMap.name]
     listed = []
+    here = "of two classes" if data.num_classes == 2 else "of more classes"
     for name, one in catalogue().items():
-        where = one.logit_map.stacked
-        if (
-            "+" in name
-            or one.bounds
-            or not (where == "always" or (where == "of two classes" and data.num_classes == 2))
-        ):
+        if "+" in name or one.bounds or one.logit_map.stacked not in ("always", here):
             continue
         if not one.is_per_class or _has_enough(name, data):
             listed += [name, *([MIXED + name] if name in WITH_MIXTURE else [])]

@@ -21,7 +21,6 @@ class DualProbabilityBounding(LogitMap):
     """
 
     name = "dpb"
-    stacked = "of two classes"
     shapes: ClassVar[Shapes] = {"shift_weights": ("K",), "shift_threshold": ()}
     perturbations = 4
     starts_kept = 9

@@ -121,7 +121,7 @@ class VectorScaling(LinearMap):
     """
 
     name = "vector"
-    stacked = "always"
+    stacked = "of more classes"  # of two, `sms` is the same map
     shapes: ClassVar[Shapes] = {"temperature": (), "factors": ("K",), "offsets": ("K",)}
     strengths = tuple(10.0**power for power in range(2, -5, -1))
     matrix, offset = "factors", "offsets"

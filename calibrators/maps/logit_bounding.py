@@ -22,7 +22,6 @@ class LogitBounding(LogitMap):
     """
 
     name = "lb"
-    stacked = "of two classes"
     shapes: ClassVar[Shapes] = {"logit_lower": (), "logit_upper": (), "from_largest": ()}
     prepared = ("from_largest",)
     later: ClassVar[Mapping[str, float]] = {"from_largest": 0.0}

@@ -83,7 +83,7 @@ def test_labels_fits_and_tensors(tmp_path: Path) -> None:
             assert client.wait_for_fit(fit.json()["id"]).samples == 60
         tritons = triton.InferenceServerClient(service.url.removeprefix("http://"))
         given = triton.InferInput("logits", [2, 3], "FP64")
-        given.set_data_from_numpy(np.eye(3)[1:])
+        given.set_data_from_numpy(20 * np.eye(3)[1:])
         for name in ("gzip", "deflate"):
             tensors = tritons.infer("logits:3.calibrator", [given], request_compression_algorithm=name)
             assert tensors.as_numpy("index").tolist() == [1, 2]
