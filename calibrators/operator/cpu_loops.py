@@ -518,9 +518,9 @@ def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 def most_probable(probabilities: Array, logits: Array, ranking: Array) -> None:
     """Fill `ranking` (int64) with the indices of the largest probabilities of a row, the largest first.
 
-    One pass with an insertion into the ranking so far: quick where it is short.
+    One pass with an insertion into the ranking so far: quick where it is short. Any other numbers will do.
     """
-    filled, least = 0, -1.0
+    filled, least = 0, -np.inf
     for i in range(len(probabilities)):
         if probabilities[i] < least:
             continue

@@ -332,12 +332,10 @@ def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
                 f"The output {name!r} has no classes; `classification` is for probabilities."
             )
         values = rows.probabilities if name == "probabilities" else rows.logits
-        # `rank` takes numbers from 0 to 1 alone.
-        ranked = _largest if name == "logits" else rank
         listed = [
             [
                 f"{values[row, index].item()!r}:{index}:{answer.labels[index]}"
-                for index in ranked(values[row], rows.mapped[row], top)
+                for index in rank(values[row], rows.mapped[row], top)
             ]
             for row in range(len(rows))
         ]
@@ -350,12 +348,6 @@ def _output(answer: CalibratedAnswer, name: str, top: int) -> Array:
     if name == "label":
         return np.array([answer.labels[index] for index in first], object)
     return np.array([answer.bound_hit(row, index) or "" for row, index in enumerate(first)], object)
-
-
-def _largest(logits: Array, mapped: Array, count: int) -> list[int]:
-    """Return the classes of the largest logits; those of equal ones are ordered by calibrated logit."""
-    order: list[int] = np.lexsort((-mapped, -logits))[:count].tolist()
-    return order
 
 
 def _image(one: Any, name: str) -> bytes:
