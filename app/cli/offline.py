@@ -18,7 +18,7 @@ from boxcal.app.settings import limits
 from boxcal.app.tables.labels import are_indices
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, CalibratedArrays
 from boxcal.models import InvalidImage
-from boxcal.models.backends.backbone import Backbone, OpenBackbone
+from boxcal.models.backends.backbone import Backbone, FeatureBackbone
 from boxcal.models.inputs.base import Samples
 from boxcal.models.inputs.decoding import decode
 
@@ -98,7 +98,7 @@ def scores_of(
     Returns logits (N, K), features (N, D), or logits of shifted inputs.
     """
     if calibrator.reads == "features":
-        if not isinstance(backbone, OpenBackbone) or backbone.head is None:
+        if not isinstance(backbone, FeatureBackbone) or backbone.head is None:
             raise UsageError(f"{backbone.name} gives no features, which {calibrator.method!r} reads")
         return np.asarray(backbone.features(backbone.inputs.batch(samples)))
     if calibrator.input_shift is not None:

@@ -58,7 +58,8 @@ class BackboneSummary:
     name: str
     labels: tuple[str, ...]  # The K class names
     input_shape: tuple[int, ...]
-    # Whether it gives features and gradients; see `boxcal.models.backends.backbone.OpenBackbone`
+    # Whether it gives features, and gradients; see `boxcal.models.backends.backbone`
+    gives_features: bool
     is_open: bool
     head: Path | None  # File with the (K, D + 1) weight and bias of its last layer; None where it has none
     inputs: str = "images"  # Kind of its inputs; see `boxcal.models.inputs.base.Inputs`
@@ -67,13 +68,17 @@ class BackboneSummary:
     @classmethod
     def of(cls, backbone: Backbone, folder: Path) -> Self:
         """Summarise a loaded backbone; its head is written into `folder`."""
-        from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+        from boxcal.models.backends.backbone import (  # noqa: PLC0415 - a check needs no backbone
+            FeatureBackbone,
+            OpenBackbone,
+        )
 
-        path, is_open = None, isinstance(backbone, OpenBackbone)
-        if isinstance(backbone, OpenBackbone) and backbone.head is not None:
+        path, gives_features = None, isinstance(backbone, FeatureBackbone)
+        is_open = isinstance(backbone, OpenBackbone)
+        if isinstance(backbone, FeatureBackbone) and backbone.head is not None:
             path = folder / HEAD
-            weight, bias = (part.double().cpu().numpy() for part in backbone.head)
+            weight, bias = (np.asarray(part, np.float64) for part in backbone.head)
             np.save(path, np.column_stack([weight, bias]), allow_pickle=False)
         shape, kind = tuple(backbone.input_shape), backbone.inputs.kind
         labels, samples = tuple(backbone.labels), ModelInputs.of(backbone)
-        return cls(backbone.name, labels, shape, is_open, path, kind, samples)
+        return cls(backbone.name, labels, shape, gives_features, is_open, path, kind, samples)

@@ -30,7 +30,7 @@ from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.app.schemas.predictions import STAGES
 from boxcal.app.tables.arrays import finite
 from boxcal.calibrators.array_calibrator import Box
-from boxcal.models.backends.backbone import Backbone, OpenBackbone
+from boxcal.models.backends.backbone import Backbone, FeatureBackbone
 
 PAUSE_SECONDS = 1e-5
 """Linux adds some 50 microseconds; pieces take about a millisecond."""
@@ -267,13 +267,13 @@ class Scoring:
         batch = self._backbone.inputs.batch(samples)
         if not self._readers_of_features:
             return np.asarray(self._backbone(batch, alone=alone))
-        if not isinstance(self._backbone, OpenBackbone) or self._backbone.head is None:
+        if not isinstance(self._backbone, FeatureBackbone) or self._backbone.head is None:
             raise InvalidParameter(
                 f"The backbone {self._backbone.name} has no features, which the active calibrator reads."
             )
         features = self._backbone.features(batch)
         weight, bias = self._backbone.head
-        return np.concatenate([(features @ weight.T + bias).numpy(), features.numpy()], axis=1)
+        return np.concatenate([np.asarray(features @ weight.T + bias), np.asarray(features)], axis=1)
 
 
 def shifted(samples: Samples, served: ServedCalibrator) -> Samples:

@@ -72,17 +72,25 @@ class Backbone(Protocol):
 
 
 @runtime_checkable
-class OpenBackbone(Backbone, Protocol):
-    """A backbone for calibrators that read features or inputs."""
+class FeatureBackbone(Backbone, Protocol):
+    """A backbone for calibrators that read features."""
 
     @property
-    def head(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Weight (K, D) and bias (K,) of the linear layer that returns the logits; None without one."""
+    def head(self) -> tuple[Any, Any] | None:
+        """Weight (K, D) and bias (K,) of the linear layer that returns the logits; None without one.
+
+        Arrays, or tensors on the CPU, float32.
+        """
         ...
 
-    def features(self, batch: Any) -> torch.Tensor:
-        """Float32 features (N, D) on the CPU: the input of the head."""
+    def features(self, batch: Any) -> Any:
+        """Float32 features (N, D), the input of the head: an array, or a tensor on the CPU."""
         ...
+
+
+@runtime_checkable
+class OpenBackbone(FeatureBackbone, Protocol):
+    """A backbone for calibrators that read features or inputs, which torch runs."""
 
     def differentiable(self, batch: Any) -> torch.Tensor:
         """Float32 logits (N, K) on the CPU, differentiable with respect to the inputs."""

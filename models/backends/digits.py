@@ -77,11 +77,16 @@ class DigitsTransformer(nn.Module):
         self.heads = nn.Sequential()
         self.heads.add_module("head", nn.Linear(WIDTH, len(LABELS)))
 
-    def forward(self, levels: torch.Tensor) -> torch.Tensor:
-        """Logits (N, 10) of levels (N, 1, 8, 8)."""
+    def features(self, levels: torch.Tensor) -> torch.Tensor:
+        """Features (N, D) of levels (N, 1, 8, 8): what the head reads."""
         patches = self.conv_proj(levels / (GREY_LEVELS / 2) - 1).flatten(2).permute(0, 2, 1)
         tokens = torch.cat([self.class_token.expand(patches.shape[0], -1, -1), patches], dim=1)
-        logits: torch.Tensor = self.heads(self.encoder(tokens)[:, 0])
+        first: torch.Tensor = self.encoder(tokens)[:, 0]
+        return first
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        """Logits (N, 10) of levels (N, 1, 8, 8)."""
+        logits: torch.Tensor = self.heads(self.features(levels))
         return logits
 
 

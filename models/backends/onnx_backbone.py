@@ -34,6 +34,8 @@ from boxcal.models.inputs.base import ImageInputs, Inputs
 from boxcal.models.inputs.preprocessing import Preprocessing
 
 DIGITS = Path(__file__).with_name("digits.onnx")
+FEATURES = "features"
+"""The output of that file beside its logits."""
 PROBES = 2
 SCALES = (1.0, 30.0)
 DTYPES: dict[str, type[np.floating[Any] | np.uint8]] = {
@@ -61,22 +63,16 @@ def load_onnx(
     return OnnxBackbone(path, file, sessions, labels=labels)
 
 
-def load_digits_onnx(*, labels: Path | None, device: str, precision: str) -> OnnxBackbone:
+def load_digits_onnx(*, labels: Path | None, device: str, precision: str) -> DigitsOnnxBackbone:
     """Open the backbone `digits` without torch: the same network as an ONNX graph.
 
-    Its logits agree with those of `digits.py` within rounding, and its fingerprint is that of the same
-    weights, so that both serve the same calibrators. It gives neither features nor gradients.
+    Its logits and features agree with those of `digits.py` within rounding, and its fingerprint is that of
+    the same weights, so that both serve the same calibrators. It gives no gradients.
     """
     if precision != "float32":
         raise BackboneError(f"'digits' in {precision!r} needs torch: pip install 'boxcal[serve]'.")
     file = OnnxFile(DIGITS, optimize=False)
-    backbone = OnnxBackbone(DIGITS, file, Sessions(file, DIGITS, device), labels=labels)
-    backbone.name = "digits"
-    backbone.labels = LABELS if labels is None else read_labels(labels, len(LABELS))
-    backbone.preprocessing = DigitLevels()
-    backbone.inputs = ImageInputs(backbone.preprocessing, backbone.input_shape)
-    backbone.fingerprint = tensors_fingerprint(load_file(DIGITS.with_suffix(".safetensors")))
-    return backbone
+    return DigitsOnnxBackbone(file, Sessions(file, DIGITS, device), labels=labels)
 
 
 class OnnxBackbone:
@@ -200,6 +196,25 @@ class OnnxBackbone:
                 session.run_with_iobinding(binding)
                 outputs = binding.copy_outputs_to_cpu()
             yield outputs[0][:count]
+
+
+class DigitsOnnxBackbone(OnnxBackbone):
+    """The graph of `digits`, which returns features beside the logits."""
+
+    def __init__(self, file: OnnxFile, sessions: Sessions, *, labels: Path | None) -> None:
+        super().__init__(DIGITS, file, sessions, labels=labels)
+        self.name = "digits"
+        self.labels = LABELS if labels is None else read_labels(labels, len(LABELS))
+        self.preprocessing = DigitLevels()
+        self.inputs = ImageInputs(self.preprocessing, self.input_shape)
+        weights = load_file(DIGITS.with_suffix(".safetensors"))
+        self.fingerprint = tensors_fingerprint(weights)
+        self.head: tuple[Scores, Scores] | None = weights["heads.head.weight"], weights["heads.head.bias"]
+
+    def features(self, batch: Any) -> Scores:
+        """Float32 features (N, D), the input of the head."""
+        given = np.asarray(batch, np.float32)
+        return np.concatenate(list(self._raw(self._sessions.alone, given, FEATURES)))
 
 
 def check_keeps_pixels(declared: PreprocessingSpec, path: Path) -> None:

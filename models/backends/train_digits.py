@@ -20,6 +20,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from boxcal.models.backends.digits import HEADS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
 from boxcal.models.backends.onnx_backbone import DIGITS as GRAPH
+from boxcal.models.backends.onnx_backbone import FEATURES
 from boxcal.models.digits_data import DIGIT_SIDE, LABELS, Digits, load_digits_split
 
 SEED = 0
@@ -99,17 +100,30 @@ def compare(network: DigitsTransformer) -> bool:
     return apart == 0
 
 
+class WithFeatures(nn.Module):
+    """A network that returns also what its head reads."""
+
+    def __init__(self, network: DigitsTransformer) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (N, 10) and features (N, D) of levels (N, 1, 8, 8)."""
+        features = self.network.features(levels)
+        return self.network.heads(features), features
+
+
 def export(network: DigitsTransformer) -> None:
     """Write the network as an ONNX graph, for services without torch."""
     inputs = torch.zeros(2, 1, DIGIT_SIDE, DIGIT_SIDE)
     torch.onnx.export(
-        network.eval(),
+        WithFeatures(network).eval(),
         (inputs,),
         str(GRAPH),
         dynamo=False,
         input_names=["levels"],
-        output_names=["logits"],
-        dynamic_axes={"levels": {0: "n"}, "logits": {0: "n"}},
+        output_names=["logits", FEATURES],
+        dynamic_axes={name: {0: "n"} for name in ("levels", "logits", FEATURES)},
     )
     print(f"wrote {GRAPH} ({GRAPH.stat().st_size:,} bytes)")  # noqa: T201
 

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from boxcal.models import BackboneError
-from boxcal.models.backends.backbone import OpenBackbone
+from boxcal.models.backends.backbone import FeatureBackbone
 from boxcal.models.backends.onnx_backbone import DTYPES
 from boxcal.models.backends.onnx_file import CPU, OnnxFile, batch_size_of
 from boxcal.models.backends.onnx_named import inputs_of, is_named
@@ -221,7 +221,7 @@ def describe_model(spec: str) -> Description:
         input_shape=tuple(backbone.input_shape),
         output_shape=found,
         preprocessing=_written(backbone.preprocessing),
-        has_features=isinstance(backbone, OpenBackbone) and backbone.head is not None,
+        has_features=isinstance(backbone, FeatureBackbone) and backbone.head is not None,
         notes=tuple(notes),
     )
 

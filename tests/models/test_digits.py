@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from boxcal.models import BackboneError
-from boxcal.models.backends.backbone import Backbone
+from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.backends.checks import tensors_fingerprint
 from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
 from boxcal.models.backends.onnx_backbone import load_digits_onnx
@@ -111,10 +111,21 @@ def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -
 
 def test_digits_without_torch_are_the_same_model() -> None:
     with_torch = load_backbone("digits", device="cpu")
+    assert isinstance(with_torch, OpenBackbone)
     without = load_digits_onnx(labels=None, device="cpu", precision="float32")
     levels = load_digits_split().test.levels
     logits = np.asarray(with_torch(levels))
     assert np.abs(without(levels) - logits).max() < 1e-6 * np.abs(logits).max()
+    # Both features are within 5e-6 of those in float64.
+    features = np.asarray(with_torch.features(levels))
+    apart = without.features(levels) - features
+    assert apart.shape == (539, 64)
+    assert np.sqrt((apart**2).mean()) < 1e-6
+    assert np.abs(apart).max() < 2e-6 * np.abs(features).max()
+    assert without.head is not None
+    weight, bias = without.head
+    np.testing.assert_allclose(without.features(levels[:3]) @ weight.T + bias, logits[:3], atol=1e-4)
+    assert not isinstance(without, OpenBackbone)
     for name in ("name", "labels", "fingerprint", "input_shape", "num_classes"):
         assert getattr(without, name) == getattr(with_torch, name)
     assert without.inputs.members == with_torch.inputs.members

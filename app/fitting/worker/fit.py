@@ -31,7 +31,7 @@ from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.row_statistics import Sketch
 from boxcal.calibrators.threads import one_library_thread
-from boxcal.models.backends.backbone import Backbone, OpenBackbone
+from boxcal.models.backends.backbone import Backbone, FeatureBackbone
 
 BATCH = 32
 BATCH_ON_CPU = 8
@@ -52,7 +52,7 @@ def run_backbone(
     steps: dict[str, Callable[[Any], Any]] = {"logits": backbone}
     if "inputs" in reads:
         steps["inputs"] = lambda batch: batch
-    if "features" in reads and isinstance(backbone, OpenBackbone) and backbone.head is not None:
+    if "features" in reads and isinstance(backbone, FeatureBackbone) and backbone.head is not None:
         steps["features"] = backbone.features
     count, done = data.samples, 0
     stage = f"running {backbone.name} on {count} {what}"

@@ -32,8 +32,9 @@ def missing(wanted: str, data: StoredSet, backbone: BackboneSummary) -> str | No
     """Say what is missing for methods that read `wanted`; None where nothing is."""
     if wanted not in {FEATURES, INPUTS}:
         return None
-    if not backbone.is_open:
-        return f"{wanted} are needed, and the format of {backbone.name} gives logits alone"
+    if not (backbone.gives_features if wanted == FEATURES else backbone.is_open):
+        given = "logits and features" if backbone.gives_features else "logits"
+        return f"{wanted} are needed, and the format of {backbone.name} gives {given} alone"
     if wanted == FEATURES and backbone.head is None:
         return f"features are needed, and {backbone.name} has no linear last layer that reads them"
     sent = data.besides(wanted)
@@ -44,14 +45,16 @@ def missing(wanted: str, data: StoredSet, backbone: BackboneSummary) -> str | No
 
 def extras(wanted: set[str], data: StoredSet, backbone: Backbone) -> dict[str, Any]:
     """Give what `boxcal.calibrators.fit` takes besides logits and labels, for methods that read `wanted`."""
-    from boxcal.models.backends.backbone import OpenBackbone  # noqa: PLC0415 - imports torch
+    from boxcal.models.backends.backbone import (  # noqa: PLC0415 - a check needs no backbone
+        FeatureBackbone,
+        OpenBackbone,
+    )
 
     given: dict[str, Any] = {}
-    if isinstance(backbone, OpenBackbone):
-        if FEATURES in wanted:
-            given |= {FEATURES: np.array(data.besides(FEATURES)), "head": backbone.head}
-        if INPUTS in wanted:
-            given |= {INPUTS: np.array(data.besides(INPUTS)), "backbone": backbone.differentiable}
+    if FEATURES in wanted and isinstance(backbone, FeatureBackbone):
+        given |= {FEATURES: np.array(data.besides(FEATURES)), "head": backbone.head}
+    if INPUTS in wanted and isinstance(backbone, OpenBackbone):
+        given |= {INPUTS: np.array(data.besides(INPUTS)), "backbone": backbone.differentiable}
     return given
 
 

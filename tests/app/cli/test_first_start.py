@@ -105,6 +105,7 @@ def test_the_compiler_ends_with_the_service(tmp_path: Path) -> None:
         assert service.stop() == 0
         psutil.wait_procs([compiler], timeout=10)
         assert not compiler.is_running()
+        assert not list((tmp_path / "kept").rglob("*forward_rows*.nbc"))  # it was not waited for
 
 
 def requested(calibrator: ArrayCalibrator, bounds: RequestBounds | None = None) -> CalibrationRequest:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +112,41 @@ def test_missing_requirements_are_named(service: Service, arrays: dict[str, Floa
 def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dict[str, Floats]) -> None:
     (tmp_path / "v.npz").write_bytes(npz(**arrays))
     data = read_validation_data(tmp_path / "v.npz", tmp_path, Settings(), lambda *_: None)
-    closed = BackboneSummary("onnx:net.onnx", tuple("0123456789"), (1,), is_open=False, head=None)
+    closed = BackboneSummary(
+        "onnx:net.onnx", tuple("0123456789"), (1,), gives_features=False, is_open=False, head=None
+    )
     assert "the format of onnx:net.onnx gives logits alone" in str(
         requirements.missing("features", data, closed)
     )
     assert requirements.missing("logits", data, closed) is None
+    without_gradients = replace(closed, name="digits", gives_features=True)
+    assert "has no linear last layer" in str(requirements.missing("features", data, without_gradients))
+    assert "the format of digits gives logits and features alone" in str(
+        requirements.missing("inputs", data, without_gradients)
+    )
+
+
+def test_features_of_digits_are_fitted_and_served_without_torch(
+    tmp_path: Path, backbone: OpenBackbone
+) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "torch.py").write_text("raise ModuleNotFoundError('hidden', name='torch')")
+    service = Service(tmp_path / "data", model="digits")
+    paths = str(hidden), service.environment.get("PYTHONPATH", "")
+    service.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of its workers too
+    with service:
+        done = fit(service, archive(), "fc", activate="always").json()
+        assert (done["state"], done["activated"]) == ("succeeded", True), done
+        version, rows = served_probabilities(service, 40)
+        assert version == done["calibrator"]
+        calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
+        expected = calibrator(backbone.features(torch.from_numpy(SPLIT.test.levels[:40])))
+        np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
+        refused = fit(service, archive(), "nc")
+        assert refused.status_code == 422
+        assert "the format of digits gives logits and features alone" in refused.json()["detail"]
+        if sys.platform == "linux":
+            maps = Path(f"/proc/{service.process.pid}/maps").read_text()
+            assert "onnxruntime" in maps
+            assert "libtorch" not in maps
