@@ -70,7 +70,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     seed : int
         Seed of the folds and of the starting points.
     budget_seconds : float
-        How long `auto` compares methods.
+        Processor seconds after which `auto` begins no further method.
 
     Attributes
     ----------
@@ -273,7 +273,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
     seed : int
         Seed of the calibrator's folds and of its starting points.
     budget_seconds : float
-        How long `auto` compares methods.
+        Processor seconds after which `auto` begins no further method.
 
     Attributes
     ----------

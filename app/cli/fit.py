@@ -63,7 +63,10 @@ def fit(
         typer.Option(help="With --url: when to activate the new calibrator."),
     ] = "if_better",
     budget_seconds: Annotated[
-        float, typer.Option(min=0.001, max=3600, help="Seconds for which `auto` compares methods.")
+        float,
+        typer.Option(
+            min=0.001, max=3600, help="Processor seconds after which `auto` begins no further method."
+        ),
     ] = 120.0,
     labels: Annotated[
         Path | None,

@@ -214,11 +214,11 @@ def fit(
         place of logits, a model of features or texts reads columns of them, `.npz` with `features`, and
         documents such as `{"texts": [...], "labels": [...]}` or `{"features": [...], "labels": [...]}`.
     method
-        A calibration method; `auto` chooses by cross-validation.
+        A calibration method; `auto` mixes some by cross-validation.
     activate
         When the new calibrator becomes the active one.
     budget_seconds
-        How long `auto` compares methods; 120 s unless given.
+        Processor seconds after which `auto` begins no further method; 120 unless given.
     scores
         What the scores are, if their name does not say it.
     label

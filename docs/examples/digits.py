@@ -20,4 +20,4 @@ print(f"{f'{len(test)} digits':<20}  accuracy    NLL  smooth ECE")
 for name, model in models.items():
     found = evaluate(model.fit(train, y).predict_proba(test), truth)
     print(f"{name:<20}  {1 - found.error_rate:8.3f}  {found.nll:5.3f}  {found.smooth_ece:10.3f}")
-print("auto selected", models["boxcal, auto"].result_.method)
+print("auto:", models["boxcal, auto"].result_.method)

@@ -29,4 +29,4 @@ for name, model in models.items():
         f"{name:<21}  {p.mean():6.4f}  {nll:6.4f}"
         f"                          {p[highest].mean():6.3f}    {truth[highest].mean():6.3f}"
     )
-print("auto selected", models["boxcal, auto"].result_.method)
+print("auto:", models["boxcal, auto"].result_.method)

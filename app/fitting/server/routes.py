@@ -69,7 +69,7 @@ FIELDS: dict[str, Any] = {
         "exclusiveMinimum": 0,
         "maximum": 3600,
         "default": BUDGET_SECONDS,
-        "description": "Seconds for which `auto` compares methods.",
+        "description": "Processor seconds after which `auto` begins no further method.",
     },
     "scores": {
         "type": "string",
