@@ -247,7 +247,6 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             stack.push_async_callback(asyncio.to_thread, metrics.save)
             await stack.enter_async_context(background("metrics", metrics.run, telemetry))
         solver = Solver()
-        await stack.enter_async_context(solver.loading())
         models: dict[str, ServedModel] = {}
         devices: dict[str, Device] | None = {} if several else None
         for entry, own in zip(entries, counted, strict=True):
@@ -273,6 +272,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             collected=collected,
             is_shared=slot is not None,
         )
+        await stack.enter_async_context(solver.loading())  # last: a compiler would slow the start down
         if settings.grpc_port is not None:
             await stack.enter_async_context(open_grpc(state, settings))
         stack.enter_context(watched(telemetry.paused))

@@ -142,3 +142,17 @@ def test_where_nothing_can_be_kept_the_service_compiles_and_only_what_needs_the_
         asyncio.run(run())
     finally:
         compiled.set()
+
+
+UNKEPT = "import numba.core.caching; numba.core.caching.CacheImpl._locator_classes = []"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="as above")
+def test_a_start_is_as_quick_where_no_folder_can_be_written(tmp_path: Path) -> None:
+    """Compiled beside the start, the solver took it to 12 seconds."""
+    service = Service(tmp_path / "data", prelude=f"{UNKEPT}\n{WITHOUT_TORCH}", model="digits")
+    with service:
+        assert processor_seconds(service) < READY_SECONDS
+        assert not compilers(service)
+        np.testing.assert_allclose(answer(service, PLAIN), PLAIN_ANSWER, rtol=1e-12)
+        assert service.stop() == 0
