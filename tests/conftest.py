@@ -29,8 +29,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     logger = logging.getLogger("boxcal")
     if not item.nodeid.startswith("tests/app/test_event_loop.py"):
         logger.addFilter(is_of_a_test)
-    yield
-    logger.removeFilter(is_of_a_test)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_a_test)
     PAUSES.check(item.nodeid)
 
 

@@ -46,7 +46,6 @@ BATCHER = "app/predict/batcher.py"
 SIZER = "app/predict/lanes.py"
 OPTIONS = "app/predict/options.py"
 CALIBRATION = "app/predict/answers.py"
-STACKING = "calibrators/fitting/stacking.py"
 SELECTION = "calibrators/fitting/selection.py"
 PENALTIES = "calibrators/fitting/penalty_search.py"
 STACK = "calibrators/maps/stack.py"
@@ -205,11 +204,11 @@ MUTATIONS = [
     Mutation(ACTIVATIONS, "_refuse_unexpected(current.version, expected)", "pass", STORE),
     Mutation(ACTIVATIONS, "previous=previous or None", "previous=None", STORE),
     Mutation(
-        STACKING, "fold_of[:, None] != np.arange(folds)", "fold_of[:, None] > -1 - np.arange(folds)", STACKS
+        SELECTION, "fold_of[:, None] != np.arange(folds)", "fold_of[:, None] > -1 - np.arange(folds)", STACKS
     ),
-    Mutation(STACKING, "(left > most) | (mean", "(left > 8) | (mean", STACKS),
-    Mutation(STACKING, "taken = taking * counts[:, None]", "taken = taking * 1.0", STACKS),
-    Mutation(STACKING, "start + WORTH", "start + 0.1", STACKS),
+    Mutation(SELECTION, "(left > most) | (mean", "(left > 8) | (mean", STACKS),
+    Mutation(SELECTION, "taken = taking * counts[:, None]", "taken = taking * 1.0", STACKS),
+    Mutation(SELECTION, "start + WORTH", "start + 0.1", STACKS),
     Mutation(
         PENALTIES,
         "(sums.sum(axis=1, keepdims=True) - sums)",

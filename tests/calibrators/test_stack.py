@@ -20,7 +20,7 @@ from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting import FitResult
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.fitting.penalty_search import StrengthPath
-from boxcal.calibrators.fitting.stacking import stack_weights
+from boxcal.calibrators.fitting.selection import stack_weights
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import VectorScaling
