@@ -31,7 +31,7 @@ from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95
 DRAWS = 1000
-_Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 _CELLS_AT_ONCE = 2_000_000  # entries of a block of resampling weights: 16 MB
 _KEPT = 200_000_000  # entries of the resamples that are kept: 200 MB; more are drawn anew each time
 
@@ -174,7 +174,7 @@ def proportion_difference(after: Vector, before: Vector) -> Estimate:
     count = len(after)
     gained, lost = (float((sign * (after - before) > 0).sum()) for sign in (1, -1))
     up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
-    half = _Z * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
+    half = NORMAL * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     value = (gained - lost) / count
     return Estimate(value, max(-1.0, min(value, up - down - half)), min(1.0, max(value, up - down + half)))
 

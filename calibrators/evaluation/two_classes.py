@@ -12,15 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators.evaluation.bootstrap import Estimate
+from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
 
 STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
 """Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
 SMALLEST = 1e-15
 """Of p and of 1 - p, for their log odds."""
-NORMAL = 1.959963984540054
-"""Standard errors on each side of a 95 % interval."""
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 

@@ -207,7 +207,7 @@ def choose(
     After `budget_seconds` of processor time no further candidate is begun. Methods that read something else
     than logits take no part in a stack: the best of them is taken where it is clearly better.
     """
-    report, started = progress or (lambda fraction, stage: None), time.perf_counter()
+    report = progress or (lambda fraction, stage: None)
     check_scale(data)
     names, masks = candidates(data), fold_masks(data, FOLDS, seed)
     folds, begun = _Folds(data, masks, seed), time.process_time()
@@ -259,10 +259,7 @@ def choose(
         result = _stacked(data, folds, found, decision, fitting)
         if result is not None:
             choice["chosen"] = result.method
-            seconds_in_all = time.perf_counter() - started
-            return replace(
-                result, choice=choice, unseen=decision.unseen, seconds=seconds_in_all, warnings=warnings
-            )
+            return replace(result, choice=choice, unseen=decision.unseen, warnings=warnings)
         choice |= {"chosen": IdentityMap.name, "why": f"{decision.why}; but all samples together say no"}
         decision = replace(decision, chosen=IdentityMap.name, unseen=())
     result = fit_checked(decision.chosen, data, seed=seed, progress=fitting)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from boxcal.calibrators.array_ops import log_softmax
-from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
-from boxcal.calibrators.maps.temperature import best_temperature
+from boxcal.calibrators.maps.temperature import TemperedMap
 
 
 class Ridge(NamedTuple):
@@ -23,7 +22,7 @@ class Ridge(NamedTuple):
     offsets: float
 
 
-class LinearMap(LogitMap):
+class LinearMap(TemperedMap):
     """`T(g) = W h(g / temperature) + w'`, with a ridge penalty that draws W to the identity and w' to 0.
 
     `temperature` is that of `ts` on the same data: W = I and w' = 0 is `ts`, and the fit does not depend on
@@ -31,8 +30,6 @@ class LinearMap(LogitMap):
     chooses one. The objective is convex.
     """
 
-    contains_ts = True
-    prepared = ("temperature",)
     later: ClassVar[Mapping[str, float]] = {"temperature": 1.0}
     strengths: ClassVar[tuple[float, ...]] = (1.0,)
     """From the strongest penalty to the weakest."""
@@ -42,16 +39,11 @@ class LinearMap(LogitMap):
 
     def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
         super().__init__(num_classes, parameters)
-        self.strength, self.samples = self.strengths[0], 1.0
+        self.strength = self.strengths[0]
 
     def ridge(self, strength: float, samples: float) -> Ridge:
         """Give the factors of the penalty on the mean loss of so many samples."""
         raise NotImplementedError
-
-    def precompute(self, scores: Array) -> Array:
-        """Give what W takes, h(g / temperature): the temperature is not searched."""
-        read: Array = scores / self.parameters["temperature"]
-        return read
 
     def precompute_vjp(self, read: Array, by_read: Array) -> Array:
         """Give the derivatives in the scores for those in what W takes."""
@@ -87,19 +79,6 @@ class LinearMap(LogitMap):
         pull = factors * change
         value = np.vdot(pull, change) + ridge.offsets * np.vdot(offsets, offsets)
         return float(value), {self.matrix: 2.0 * pull, self.offset: 2.0 * ridge.offsets * offsets}
-
-    def starts(self) -> Sequence[Array]:
-        return [type(self)(self.num_classes).coordinates()]
-
-    def tempered(self, log_temperature: float) -> Sequence[Array]:
-        """Take over the temperature, with W = I."""
-        self.parameters["temperature"] = np.exp(np.array(log_temperature))
-        return self.starts()
-
-    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
-        """Fit the temperature."""
-        self.samples = data.effective
-        self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
 
     def adopt(self, alone: LogitMap) -> None:
         if isinstance(alone, LinearMap):

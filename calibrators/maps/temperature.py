@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.maps.base import RowTemperature
+from boxcal.calibrators.maps.base import LogitMap, RowTemperature
 from boxcal.calibrators.maps.parameters import (
     Array,
     Gradients,
@@ -100,6 +100,38 @@ class TemperatureScaling(RowTemperature):
         self._at_edge = not LOWEST * 1.001 < ratio < HIGHEST * 0.999
         self.parameters = {"temperature": np.array(temperature)}
         return Solution(abs(slope), 1, 1, rounds)
+
+
+class TemperedMap(LogitMap):
+    """A map of x = g / temperature, whose temperature is that of `ts` on the same data and is not searched.
+
+    The fit then does not depend on the scale of the logits, and the fresh map is `ts`.
+    """
+
+    contains_ts = True
+    prepared = ("temperature",)
+
+    def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
+        super().__init__(num_classes, parameters)
+        self.samples = 1.0
+
+    def precompute(self, scores: Array) -> Array:
+        """Divide by the temperature."""
+        read: Array = scores / self.parameters["temperature"]
+        return read
+
+    def starts(self) -> Sequence[Array]:
+        return [type(self)(self.num_classes).coordinates()]
+
+    def tempered(self, log_temperature: float) -> Sequence[Array]:
+        """Take over the temperature, with the rest as it is fresh."""
+        self.parameters["temperature"] = np.exp(np.array(log_temperature))
+        return self.starts()
+
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
+        """Fit the temperature."""
+        self.samples = data.effective
+        self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
 
 
 def best_temperature(

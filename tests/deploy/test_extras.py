@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models import BackboneError
 from boxcal.models.backends.onnx_file import check_one_runtime
+from tools import resolve
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -220,3 +221,27 @@ def test_two_packages_of_one_module_are_refused_with_the_line_that_mends_it() ->
     check_one_runtime(["onnxruntime"])
     with pytest.raises(BackboneError, match="pip uninstall --yes onnxruntime onnxruntime-gpu, then"):
         check_one_runtime(["onnxruntime-gpu", "onnxruntime"])
+
+
+def test_every_platform_has_the_extras_that_are_promised_there() -> None:
+    found = resolve.wanted()
+    assert len(found) == 14
+    assert [extra for platform, extra in found if platform == "Windows"] == ["", "calibrators"]
+    for platform in ("Linux x86-64", "Linux aarch64", "macOS 14 arm64"):
+        assert [extra for one, extra in found if one == platform] == ["", "calibrators", "onnx", "serve"]
+    assert resolve.PYTHONS == ("3.11", "3.12", "3.13")
+    assert resolve.PLATFORMS["Linux aarch64"] == "aarch64-manylinux_2_28"
+
+
+@pytest.mark.parametrize(("fails", "status"), [(False, 0), (True, 1)])
+def test_what_does_not_resolve_is_said(
+    fails: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def resolved(extra: str, platform: str, python: str) -> tuple[int, str]:
+        return (0, "no wheel") if fails and (extra, python) == ("onnx", "3.13") else (7, "")
+
+    monkeypatch.setattr(resolve, "resolve", resolved)
+    assert resolve.main() == status
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[3].split() == ["Linux", "x86-64", "onnx", "7", "7", "no" if fails else "7"]
+    assert ("boxcal[onnx] on macOS 14 arm64, Python 3.13: no wheel" in shown) is fails

@@ -62,17 +62,22 @@ def served_probabilities(service: Service, count: int) -> tuple[int, Floats]:
     return document["calibrator"]["version"], rows
 
 
-@pytest.mark.parametrize("method", ["fc", "ta"])
-def test_a_calibrator_of_features_is_fitted_and_served(
-    service: Service, backbone: OpenBackbone, arrays: dict[str, Floats], method: str
-) -> None:
-    done = fit(service, npz(**arrays), method, activate="always").json()
+def check_served(service: Service, backbone: OpenBackbone, done: dict[str, Any]) -> None:
+    """The finished fit is active, and gives what its calibrator makes of the features of the model."""
     assert (done["state"], done["activated"]) == ("succeeded", True), done
     version, rows = served_probabilities(service, 40)
     assert version == done["calibrator"]
     calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
     expected = calibrator(backbone.features(torch.from_numpy(SPLIT.test.levels[:40])))
     np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fc", "ta"])
+def test_a_calibrator_of_features_is_fitted_and_served(
+    service: Service, backbone: OpenBackbone, arrays: dict[str, Floats], method: str
+) -> None:
+    done = fit(service, npz(**arrays), method, activate="always").json()
+    check_served(service, backbone, done)
     refused = service.client.post("/calibrate", json={"logits": arrays["logits"][:2].tolist()})
     assert refused.status_code == 422
     assert "reads features" in refused.json()["detail"]
@@ -136,13 +141,7 @@ def test_features_of_digits_are_fitted_and_served_without_torch(
     paths = str(hidden), service.environment.get("PYTHONPATH", "")
     service.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of its workers too
     with service:
-        done = fit(service, archive(), "fc", activate="always").json()
-        assert (done["state"], done["activated"]) == ("succeeded", True), done
-        version, rows = served_probabilities(service, 40)
-        assert version == done["calibrator"]
-        calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
-        expected = calibrator(backbone.features(torch.from_numpy(SPLIT.test.levels[:40])))
-        np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
+        check_served(service, backbone, fit(service, archive(), "fc", activate="always").json())
         refused = fit(service, archive(), "nc")
         assert refused.status_code == 422
         assert "the format of digits gives logits and features alone" in refused.json()["detail"]
