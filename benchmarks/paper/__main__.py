@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,11 +36,17 @@ FIGURE = Path(__file__).parents[2] / "docs" / "images" / "runtime.svg"
 LONG = 120.0
 
 
+def commit() -> str:
+    """Name the commit that is measured."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(described, check=True, capture_output=True, text=True).stdout.strip()
+
+
 class Store:
     """The stored results of one set."""
 
     def __init__(self, data_set: DataSet) -> None:
-        self.path = FOLDER / f"{data_set.name}.json"
+        self.path, self.commit = FOLDER / f"{data_set.name}.json", commit()
         self.document: dict[str, Any] = {"cells": []}
         if self.path.exists():
             self.document = json.loads(self.path.read_text())
@@ -67,7 +74,7 @@ class Store:
 
     def add(self, cell: Cell) -> None:
         """Write a cell to the file, one per line."""
-        self.document["cells"].append(cell.to_dict())
+        self.document["cells"].append(cell.to_dict() | {"commit": self.commit})
         head = {name: value for name, value in self.document.items() if name != "cells"}
         cells = ",\n".join(json.dumps(one) for one in self.document["cells"])
         FOLDER.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,9 @@ NEEDS = {"nc": "inputs", "ta": "features", "fc": "features"}
 def page(documents: list[dict[str, Any]]) -> str:
     """Return the tables for the stored results of each set."""
     found = [Results(one) for one in documents]
-    return "\n".join([*(_set(one) for one in found), _auto(found)]).rstrip() + "\n"
+    commits = sorted({cell["commit"] for one in documents for cell in one["cells"]})
+    measured = f"Measured at commit {', '.join(f'`{one}`' for one in commits)}.\n"
+    return "\n".join([measured, *(_set(one) for one in found), _auto(found)]).rstrip() + "\n"
 
 
 def _set(one: Results) -> str:

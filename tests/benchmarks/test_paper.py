@@ -46,6 +46,7 @@ def test_it_runs_only_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPa
     assert [cell["method"] for cell in document["cells"]].count("pb") == 3
     text = page([document])
     assert "number of splits: 3" in text
+    assert f"Measured at commit `{command.commit()}`" in text
     assert "`ta`" in text.split(", which require features")[0]
     assert "| `pb` |" in text
 
