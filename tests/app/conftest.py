@@ -27,14 +27,12 @@ def busy_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def http(service: Service) -> Iterator[httpx.Client]:
-    """Talk to the shared service."""
     with httpx.Client(base_url=service.url, timeout=30) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def digits() -> Digits:
-    """Give the test split of the real digits."""
     return load_digits_split().test
 
 

@@ -21,29 +21,18 @@ from tests.pauses import PAUSES
 
 @dataclass(frozen=True)
 class Service:
-    """A service that answers at `url`."""
-
     url: str
     server: Server
 
     @property
     def state(self) -> State:
-        """What the service holds."""
         state: State = self.server.lifespan.state["boxcal"]
         return state
 
 
 @contextmanager
 def running(data_dir: Path, **settings: Any) -> Iterator[Service]:
-    """Run a service for as long as the block lasts.
-
-    Parameters
-    ----------
-    data_dir
-        Where it keeps its registry.
-    settings
-        Any others, by the names of their fields.
-    """
+    """Run a service for as long as the block lasts; settings by the names of their fields."""
     server = Server(server_config(Settings(data_dir=data_dir, port=0, **settings)))
     with listening(server) as port:
         yield Service(f"http://127.0.0.1:{port}", server)

@@ -21,30 +21,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 class SteadyLoad:
-    """Sends requests on a fixed schedule from several connections; a context manager.
-
-    Parameters
-    ----------
-    port
-        Of the service, on the loopback.
-    rate
-        Requests per second, of all connections.
-    connections
-        How many there are, each with one request at a time.
-    renews
-        Whether a connection that the other side has closed is replaced before a request, as most clients do.
-
-    Attributes
-    ----------
-    seconds
-        From the scheduled moment of each answered request to its answer.
-    failures
-        Statuses and errors other than 200, with their counts.
-    failed_at
-        When they failed, by `time.monotonic`.
-    versions
-        How many answers each version of the calibrator gave.
-    """
+    """Sends requests on a fixed schedule from several connections, which may be renewed once closed."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
 from boxcal.app.access.event_streams import count_event_stream
-from boxcal.app.http.limits import BODY_BYTES
+from boxcal.app.http.limits import BODY_BYTES, body_limit
 from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.http.scopes import ROUTES, Level, Scope
 from boxcal.app.main import all_routes, create_app
@@ -28,9 +28,9 @@ from boxcal.app.protocols.grpc.server import Inference
 from boxcal.app.settings.service import Settings
 from tests.app.access.conftest import TESTER, Guarded, guarded
 from tests.app.access.test_scopes import address
-from tests.app.access.waiting import until
 from tests.app.fitting.service import free_port
 from tests.app.running import running
+from tests.app.waiting import until
 
 __all__ = ["guarded"]
 
@@ -39,13 +39,6 @@ READ_NO_BODY = {
     "/v2/repository/index",
     "/calibrators/rollback",
     "/calibrators/{version}/activate",
-}
-LARGE = {
-    "/predict",
-    "/calibrate",
-    "/feedback",
-    "/v2/models/{model}/infer",
-    "/v2/models/{model}/versions/{version}/infer",
 }
 
 
@@ -86,6 +79,8 @@ def test_every_route_declares_its_key_and_its_limits() -> None:
     app = create_app(Settings())
     assert len(list(routes_of(app))) > 50
     assert undeclared(app) == set()
+    assert {path for path, most in BODY_BYTES.items() if most is None} == {"/fit", "/compare"}
+    assert body_limit("/fits/x/events") == 65_536
 
 
 async def answers() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.app.fitting.files import npy
 from tests.app.test_server import NPY, Process, started
 from tests.models.files import CLASSES, write_onnx
 
@@ -18,7 +18,6 @@ BOUNDS = {"lower": {"1": 0.3}, "upper": 0.6}
 
 
 def heavy_libraries(process: Process) -> set[str]:
-    """Which of the libraries are mapped into the process."""
     mapped = Path(f"/proc/{process.popen.pid}/maps").read_text()
     return {name for name in HEAVY if name in mapped}
 
@@ -37,17 +36,16 @@ def bounded(answer: httpx.Response) -> np.ndarray[tuple[int, ...], np.dtype[np.f
 def test_predictions_and_calibrations_with_bounds_need_no_torch(tmp_path: Path) -> None:
     model = write_onnx(tmp_path / "m.onnx")
     logits = np.random.default_rng(0).normal(size=(70, CLASSES)) * 4.0
-    stream = io.BytesIO()
-    np.save(stream, np.random.default_rng(1).normal(size=(3, 3, 4, 4)).astype(np.float32))
+    images = np.random.default_rng(1).normal(size=(3, 3, 4, 4)).astype(np.float32)
     with started(tmp_path / "data", BOXCAL_MODEL=f"onnx:{model}") as process:
         with httpx.Client(base_url=process.url, timeout=60) as client:
             options = {"bounds": BOUNDS, "probabilities": True, "logits": True, "explain": True}
             rows = bounded(client.post("/calibrate", json={"logits": logits.tolist(), "options": options}))
             assert rows.shape == (70, CLASSES)
             query = {"lower": "0.05", "upper": "0.6", "probabilities": "true"}
-            answer = client.post("/predict", params=query, content=stream.getvalue(), headers=NPY)
+            answer = client.post("/predict", params=query, content=npy(images), headers=NPY)
             assert answer.status_code == 200, answer.text
-            tensors = [{"tensor": one.tolist()} for one in np.load(io.BytesIO(stream.getvalue()))]
+            tensors = [{"tensor": one.tolist()} for one in images]
             bounded(client.post("/predict", json={"inputs": tensors, "options": options}))
             for path in ("/model", "/calibrators", "/metrics", "/health/ready", "/v2/models/m.onnx"):
                 client.get(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,9 +14,8 @@ import psutil
 import pytest
 
 from boxcal.app.http import protocol
-from boxcal.app.http.limits import body_limit
-from boxcal.app.http.scopes import ROUTES
 from boxcal.models.digits_data import Digits
+from tests.app.fitting.files import npy
 from tests.app.running import Service, running
 
 PNG = {"content-type": "image/png"}
@@ -41,7 +38,6 @@ def connect(service: Service) -> socket.socket:
 
 
 def read_all(line: socket.socket) -> bytes:
-    """Read until the service closes the connection."""
     data = b""
     try:
         while part := line.recv(1 << 16):
@@ -172,14 +168,10 @@ def test_unfinished_bodies_hold_bounded_memory_and_small_requests_pass(
 
 
 def test_a_response_that_is_not_read_is_dropped(quick: Service) -> None:
-    stream = io.BytesIO()
-    np.save(stream, np.zeros((20_000, 10), np.float32))
-    path = (
-        "/calibrate?" + "options=" + json.dumps({"probabilities": True}).replace(" ", "").replace('"', "%22")
-    )
+    body = npy(np.zeros((20_000, 10), np.float32))
+    head = post("/calibrate?probabilities=true", len(body), "content-type: application/x-npy\r\n")
     with connect(quick) as line:
-        body = stream.getvalue()
-        line.sendall(post(path, len(body), "content-type: application/x-npy\r\n") + body)
+        line.sendall(head + body)
         while not line.recv(1, socket.MSG_PEEK):
             pass
         memory = quick.state.default.pipeline.memory
@@ -195,12 +187,3 @@ def test_the_bodies_of_small_documents_are_small_whether_they_say_so_or_not(http
         answer = http.post("/monitor/acknowledge", content=sent, headers=headers)
         assert answer.status_code == 413, answer.text
         assert answer.json()["detail"].endswith("the limit is 65,536.")
-
-
-def test_every_route_with_large_bodies_is_listed() -> None:
-    """A route that is added has small bodies until somebody says otherwise."""
-    large = {path for _, path in ROUTES if body_limit(path) != 2**16}
-    assert large == {
-        "/predict", "/calibrate", "/feedback", "/fit", "/compare",
-        "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer",
-    }  # fmt: skip

@@ -19,6 +19,7 @@ from boxcal.models import BackboneError
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.files import npy
 from tests.app.running import Service, running
+from tests.app.tables.sets import softmax
 
 LABELS = ("cat", "dog", "emu")
 RNG = np.random.default_rng(5)
@@ -32,11 +33,6 @@ def logits_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "labels.txt").write_text("\n".join(LABELS))
     with running(folder, model="logits", labels=folder / "labels.txt") as service:
         yield service
-
-
-def softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
 
 
 def probabilities_of(answer: Answer) -> np.ndarray[Any, Any]:
@@ -82,34 +78,26 @@ def client_answer(service: Service, probabilities: Any) -> Any:
         return client.calibrate_probabilities(probabilities, probabilities=True).predictions
 
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "below 0": ({"probabilities": [[0.5, 0.6, -0.1]]}, "probabilities[0, 2] is -0.1; a probability lies"),
-    "sum": (
-        {"probabilities": [[0.5, 0.5, 0.2]]},
-        "probabilities[0] sums to 1.2; the probabilities of a sample",
-    ),
-    "NaN": ({"probabilities": [[0.5, 0.5, float("nan")]]}, "probabilities[0][2] is nan; probabilities must"),
-    "width": ({"probabilities": [[0.5, 0.5]]}, "probabilities[0] has 2 numbers, but the model has 3"),
-    "both": ({"probabilities": [[1, 0, 0]], "logits": [[1, 0, 0]]}, "'logits' and 'probabilities'; give one"),
-    "two": (
-        {"probabilities": [[1, 0, 0]], "percent": [[1, 0, 0]]},
-        "'probabilities' and 'percent'; give one",
-    ),
-    "neither": ({"options": {}}, "logits is null; it must be a list"),
-    "bounds outside": ({"logits": [[1, 2, 3]], "upper": 0.5}, "upper belongs in `options.bounds`"),
-    "option outside": ({"logits": [[1, 2, 3]], "top_k": 5}, "top_k belongs in `options`"),
-    "bounds in options": ({"logits": [[1, 2, 3]], "options": {"lower": 0}}, "options.lower belongs in"),
-}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"probabilities": [[0.5, 0.6, -0.1]]}, "probabilities[0, 2] is -0.1; a probability lies"),
+    ({"probabilities": [[0.5, 0.5, 0.2]]}, "probabilities[0] sums to 1.2; the probabilities of a sample"),
+    ({"probabilities": [[0.5, 0.5, float("nan")]]}, "probabilities[0][2] is nan; probabilities must"),
+    ({"probabilities": [[0.5, 0.5]]}, "probabilities[0] has 2 numbers, but the model has 3"),
+    ({"probabilities": [[1, 0, 0]], "logits": [[1, 0, 0]]}, "'logits' and 'probabilities'; give one"),
+    ({"probabilities": [[1, 0, 0]], "percent": [[1, 0, 0]]}, "'probabilities' and 'percent'; give one"),
+    ({"options": {}}, "logits is null; it must be a list"),
+    ({"logits": [[1, 2, 3]], "upper": 0.5}, "upper belongs in `options.bounds`"),
+    ({"logits": [[1, 2, 3]], "top_k": 5}, "top_k belongs in `options`"),
+    ({"logits": [[1, 2, 3]], "options": {"lower": 0}}, "options.lower belongs in"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_bodies_are_refused_by_what_is_wrong(logits_only: Service, name: str) -> None:
-    body, message = WRONG[name]
-    answer = httpx.post(
-        f"{logits_only.url}/calibrate",
-        content=json.dumps(body),
-        headers={"content-type": "application/json"},
-    )
+@pytest.mark.parametrize(("body", "message"), WRONG)
+def test_wrong_bodies_are_refused_by_what_is_wrong(
+    logits_only: Service, body: dict[str, Any], message: str
+) -> None:
+    headers = {"content-type": "application/json"}
+    answer = httpx.post(f"{logits_only.url}/calibrate", content=json.dumps(body), headers=headers)
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
@@ -21,6 +20,7 @@ import numpy as np
 
 from boxcal.app.server import FAILED
 from boxcal.models.digits_data import Digits
+from tests.app.fitting.files import npy
 
 START = (
     "from boxcal.app.server import serve; from boxcal.app.settings.service import Settings; serve(Settings())"
@@ -38,7 +38,6 @@ class Process:
     log: list[str] = field(default_factory=list)
 
     def follow(self) -> None:
-        """Read the log to its end, and find the address in it."""
         assert self.popen.stderr is not None
         for line in self.popen.stderr:
             self.log.append(line)
@@ -106,16 +105,12 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Di
 
 
 def test_what_is_in_work_at_sigterm_is_finished(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    np.save(stream, np.zeros((1000, 1, 8, 8), dtype=np.float32))
+    body = npy(np.zeros((1000, 1, 8, 8), dtype=np.float32))
     with started(tmp_path) as process:
         answers: list[httpx.Response] = []
 
         def large() -> None:
-            headers = {"content-type": "application/x-npy"}
-            answers.append(
-                httpx.post(f"{process.url}/predict", content=stream.getvalue(), headers=headers, timeout=30)
-            )
+            answers.append(httpx.post(f"{process.url}/predict", content=body, headers=NPY, timeout=30))
 
         thread = threading.Thread(target=large)
         thread.start()
@@ -130,19 +125,9 @@ def test_what_is_in_work_at_sigterm_is_finished(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_there_stops_the_start_with_its_name(tmp_path: Path) -> None:
-    environment = os.environ | {
-        "BOXCAL_MODEL": "resnet",
-        "BOXCAL_DATA_DIR": str(tmp_path),
-        "BOXCAL_PORT": "0",
-    }
-    ended = subprocess.run(
-        [sys.executable, "-c", START],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    settings = {"BOXCAL_MODEL": "resnet", "BOXCAL_DATA_DIR": str(tmp_path), "BOXCAL_PORT": "0"}
+    command = [sys.executable, "-c", START]
+    ended = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
     assert ended.returncode != 0
     assert "'resnet'" in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -25,15 +25,6 @@ def checked_by_mypy(model: ServedModel, state: State) -> None:
     __: tuple[ObservedState, ProtocolState] = (state, state)
 
 
-@pytest.mark.parametrize(
-    ("used", "built"), [(ProtocolModel, ServedModel), (ObservedState, State), (ProtocolState, State)]
-)
-def test_routes_find_what_they_use(used: type, built: type) -> None:
-    parts = {name for name, _ in inspect.getmembers(used) if not name.startswith("_")}
-    assert parts
-    assert parts <= {*dir(built), *get_type_hints(built)}
-
-
 def parts_of_models(module: Any) -> Iterator[tuple[str, Any]]:
     """Yield each argument of a route that is a part of the model: the name and the declared type."""
     made = part_of_model("name").dependency.__code__

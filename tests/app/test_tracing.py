@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from boxcal.app.main import create_app
 from boxcal.app.observability import tracing
 from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import Digits
+from tests.app.answering import Quiet, answering
 from tests.app.raising import raises_problem
 from tests.app.running import running
 
@@ -29,26 +28,17 @@ def receiver() -> Iterator[tuple[str, list[Any]]]:
     """Run an OTLP/HTTP receiver; gives its URL and the requests that it decodes."""
     received: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
+    class Handler(Quiet):
+        def do_POST(self) -> None:  # noqa: N802
             body = self.rfile.read(int(self.headers["content-length"]))
             assert self.path == "/v1/traces"
             received.append(ExportTraceServiceRequest.FromString(body))
             self.send_response(200)
+            self.send_header("content-length", "0")
             self.end_headers()
 
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", received
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(Handler) as url:
+        yield url, received
 
 
 def test_a_prediction_is_traced_by_stage(

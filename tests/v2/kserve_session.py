@@ -32,8 +32,6 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def over_http(service: Service, work: Callable[[Any, str], Awaitable[T]]) -> T:
-    """Do work with a client and the URL of the service."""
-
     async def run() -> T:
         async with InferenceRESTClient(RESTConfig(protocol="v2")) as client:
             return await work(client, service.url)
@@ -42,8 +40,6 @@ def over_http(service: Service, work: Callable[[Any, str], Awaitable[T]]) -> T:
 
 
 def over_grpc(service: Service, work: Callable[[Any], Awaitable[T]]) -> T:
-    """Do work with a client that is connected to the service."""
-
     async def run() -> T:
         async with InferenceGRPCClient(f"127.0.0.1:{service.state.settings.grpc_port}") as client:
             return await work(client)
@@ -132,8 +128,6 @@ def test_logits_bounds_and_versions(service: Service, binary: bool) -> None:
 
 ERRORS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "no model 'nothing'": ("nothing", 404, "NOT_FOUND", {}),
-    "9": (f"{MODEL}/versions/9", 404, "", {}),
-    "add up to": (MODEL, 422, "INVALID_ARGUMENT", {"more": [upper(0.01)]}),
     "did you mean 'upper'": (MODEL, 422, "INVALID_ARGUMENT", {"parameters": {"uper": 1}}),
 }
 
@@ -145,23 +139,9 @@ def test_errors_have_a_status_and_the_reason(service: Service, message: str) -> 
         ask(service, logits_request(**members), path)
     assert caught.value.response.status_code == status
     assert message in str(caught.value)  # shown, because the type of the answer is plain JSON
-    if code:
-        request = logits_request(**members)
-        request.model_name = path
-        with pytest.raises(grpc.RpcError) as refused:
-            over_grpc(service, lambda client: client.infer(request))
-        assert refused.value.code().name == code
-        assert message in refused.value.details()
-
-
-def test_many_concurrent_requests(service: Service) -> None:
-    async def http(client: Any, url: str) -> list[Any]:
-        sent = (client.infer(url, logits_request(), model_name=MODEL) for _ in range(250))
-        return await asyncio.gather(*sent)
-
-    async def remote(client: Any) -> list[Any]:
-        return await asyncio.gather(*(client.infer(logits_request()) for _ in range(250)))
-
-    expected = calibrated(service, LOGITS)
-    for answer in [*over_http(service, http), *over_grpc(service, remote)]:
-        np.testing.assert_array_equal(Answer(answer).as_numpy("probabilities"), expected)
+    request = logits_request(**members)
+    request.model_name = path
+    with pytest.raises(grpc.RpcError) as refused:
+        over_grpc(service, lambda client: client.infer(request))
+    assert refused.value.code().name == code
+    assert message in refused.value.details()

@@ -78,11 +78,8 @@ def test_null_is_a_missing_value_where_the_model_reads_some(tmp_path: Path, serv
     with running(tmp_path / "data", model=f"onnx:{tmp_path / 'trees.onnx'}", device="cpu") as trees:
         answer = inferred(trees, "onnx:trees.onnx", {"inputs": [given]})
     np.testing.assert_allclose(probabilities(answer), export.probabilities, atol=TOLERANCE)
-    for datatype, message in (
-        ("FP32", "nan"),
-        ("INT64", "one of the type NoneType"),
-        ("BOOL", "NoneType"),
-    ):
+    messages = {"FP32": "nan", "INT64": "one of the type NoneType", "BOOL": "NoneType"}
+    for datatype, message in messages.items():
         body = {"inputs": [logits(data=[0, None, 3], datatype=datatype)]}
         refused = httpx.post(f"{service.url}/v2/models/{CALIBRATOR}/infer", json=body)
         assert refused.status_code == 422
@@ -126,11 +123,8 @@ def test_the_configuration_and_the_statistics_of_a_model(service: Service) -> No
         (counted,) = client.get_inference_statistics(CALIBRATOR).model_stats
         http = HttpClient(service.url.removeprefix("http://"))
         (same,) = http.get_inference_statistics()["model_stats"]
-        assert (same["name"], same["version"], same["inference_count"]) == (
-            CALIBRATOR,
-            "0",
-            counted.inference_count,
-        )
+        assert (same["name"], same["version"]) == (CALIBRATOR, "0")
+        assert same["inference_count"] == counted.inference_count
         assert counted.inference_stats.success.count == same["execution_count"] >= 1
         assert counted.inference_stats.success.ns > 0
         described = http.get_model_config(CALIBRATOR, "0")

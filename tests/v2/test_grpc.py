@@ -19,9 +19,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests.app.access.waiting import until
 from tests.app.fitting.service import free_port
 from tests.app.running import Service, running
+from tests.app.waiting import until
 from tests.v2.test_rest import LOGITS, calibrated, check_equal, images, predicted, text
 
 __all__ = ["images"]
@@ -132,8 +132,6 @@ def test_a_class_count_that_is_no_number_is_an_invalid_argument(address: str) ->
 
 
 def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
-    """Begin an inference whose message never comes."""
-
     def messages() -> Iterator[bytes]:
         stopped.wait(30)
         yield b""

@@ -49,8 +49,6 @@ def channel_to(address: str, stack: ExitStack) -> grpc.Channel:
 
 
 def silent(channel: grpc.Channel, method: str, stopped: threading.Event) -> Any:
-    """Begin a call that sends nothing."""
-
     def messages() -> Iterator[bytes]:
         stopped.wait(60)
         yield b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import io
+import json
 import math
 import struct
 import tracemalloc
@@ -14,13 +14,12 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.http.problems import InvalidInput
 from boxcal.app.protocols.v2.tensors import from_json
-from boxcal.models.digits_data import Digits
+from boxcal.models.digits_data import load_digits_split
 from tests.app.raising import raises_problem
 from tests.app.running import Service, running
 
@@ -43,18 +42,9 @@ def client(service: Service) -> Iterator[Any]:
     client.close()
 
 
-def png(levels: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray((levels.reshape(8, 8) * 255 / 16).astype(np.uint8)).save(out, "png")
-    return out.getvalue()
-
-
 @pytest.fixture(scope="module")
 def images() -> list[bytes]:
-    from boxcal.models.digits_data import load_digits_split
-
-    test: Digits = load_digits_split().test
-    return [png(levels) for levels in test.levels[:3]]
+    return [load_digits_split().test.png(n) for n in range(3)]
 
 
 def predicted(service: Service, images: list[bytes], **options: Any) -> list[Any]:
@@ -121,7 +111,6 @@ def test_several_images_in_one_request(client: Any, service: Service, images: li
 
 
 def check_equal(answer: Any, expected: list[Any]) -> None:
-    """Compare an answer with `/predict`'s, to the last bit."""
     for name in ("probabilities", "logits"):
         np.testing.assert_array_equal(answer.as_numpy(name), [one[name] for one in expected])
     assert [text(one) for one in answer.as_numpy("label")] == [one["label"] for one in expected]
@@ -162,16 +151,6 @@ def test_bounds_are_tensors_of_one_row_or_of_each(client: Any, service: Service)
         assert (answer.as_numpy("probabilities") <= rows).all()
 
 
-def test_the_classification_extension(client: Any, service: Service) -> None:
-    outputs = [triton.InferRequestedOutput("probabilities", class_count=2)]
-    answer = client.infer("digits.calibrator", [logits_input(LOGITS)], outputs=outputs)
-    expected = calibrated(service, LOGITS)
-    for row, entry in zip(expected, answer.as_numpy("probabilities"), strict=True):
-        value, index, label = text(entry[0]).split(":")
-        assert (float(value), int(index), label) == (row.max(), row.argmax(), str(row.argmax()))
-        assert len(entry) == 2
-
-
 @pytest.mark.parametrize("count", [1, 4, 10])
 def test_the_classification_of_logits_that_are_negative(client: Any, count: int) -> None:
     logits = np.array([[-3.0, -9.0, -1.5, -20.0, -2.0, -30.0, -40.0, -50.0, -1.25, -60.0]])
@@ -182,11 +161,9 @@ def test_the_classification_of_logits_that_are_negative(client: Any, count: int)
     assert [text(entry) for entry in answer[0]] == expected[:count]
 
 
+MISNAMED = triton.InferInput("logit", [5, 10], "FP64").set_data_from_numpy(LOGITS)
 ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
-    "no input 'logit'; did you mean 'logits'": (
-        "digits.calibrator",
-        {"inputs": [triton.InferInput("logit", [5, 10], "FP64").set_data_from_numpy(LOGITS)]},
-    ),
+    "no input 'logit'; did you mean 'logits'": ("digits.calibrator", {"inputs": [MISNAMED]}),
     "no version 9|calibrator 9": (
         "digits.calibrator",
         {"inputs": [logits_input(LOGITS)], "model_version": "9"},
@@ -206,68 +183,53 @@ def test_errors_say_what_was_wrong(client: Any, message: str) -> None:
         client.infer(model, **request)
 
 
-HOSTILE: dict[str, tuple[bytes, str, str]] = {
-    "no JSON": (b"{", "", "is not JSON"),
-    "header longer than the body": (b"{}", "99", "the body has 2 bytes"),
-    "header of words": (b"{}", "x", "the body has 2 bytes"),
-    "no inputs": (b"{}", "", "a list `inputs`"),
-    "shape": (b'{"inputs": [{"name": "logits", "shape": [-1], "datatype": "FP32"}]}', "", "list of sizes"),
-    "huge shape of no elements": (
-        b'{"inputs": [{"name": "t", "shape": [0, 99999999999999999999], "datatype": "BYTES", "data": []}]}',
-        "",
-        "list of sizes from 1",
-    ),
-    "huge shape": (
-        b'{"inputs": [{"name": "logits", "shape": [99999999, 99999999], "datatype": "FP32", "data": 1}]}',
-        "",
-        "must have",
-    ),
-    "datatype": (b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP8", "data": [1]}]}', "", "'FP8'"),
-    "no data": (b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP32"}]}', "", "neither `data` nor"),
-    "ragged": (
-        b'{"inputs": [{"name": "logits", "shape": [2, 2], "datatype": "FP32", "data": [[1, 2], [3]]}]}',
-        "",
-        "ragged",
-    ),
-    "bytes behind": (b'{"inputs": []}xyz', "14", "3 bytes follow"),
-    "parameters of a request": (b'{"inputs": [], "parameters": [1]}', "", "`parameters` must be an object"),
-    "parameters of an input": (
-        b'{"inputs": [{"name": "l", "shape": [1], "datatype": "FP32", "parameters": [1]}]}',
-        "",
-        "`parameters` must be an object",
-    ),
+def tensor(**changes: Any) -> bytes:
+    """A request with one tensor of two numbers, or what it is changed to."""
+    return json.dumps({"inputs": [{"name": "l", "shape": [2], "datatype": "FP64", **changes}]}).encode()
+
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "no JSON": (b"{", "is not JSON"),
+    "header longer than the body": (b"{}", "the body has 2 bytes"),
+    "header of words": (b"{}", "the body has 2 bytes"),
+    "bytes behind": (b'{"inputs": []}xyz', "3 bytes follow"),
+    "no inputs": (b"{}", "a list `inputs`"),
+    "shape": (tensor(shape=[-1]), "list of sizes"),
+    "huge shape of no elements": (tensor(shape=[0, 10**20 - 1], data=[]), "list of sizes from 1"),
+    "huge shape": (tensor(name="logits", shape=[10**8 - 1] * 2, data=1), "must have"),
+    "datatype": (tensor(datatype="FP8", data=[1, 1]), "'FP8'"),
+    "no data": (tensor(), "neither `data` nor"),
+    "ragged": (tensor(name="logits", shape=[2, 2], data=[[1, 2], [3]]), "ragged"),
+    "parameters of a request": (b'{"inputs": [], "parameters": [1]}', "`parameters` must be an object"),
+    "parameters of an input": (tensor(parameters=[1]), "`parameters` must be an object"),
     "parameters of an output": (
         b'{"inputs": [], "outputs": [{"name": "label", "parameters": 1}]}',
-        "",
         "`parameters` must be an object",
     ),
     "class count": (
         b'{"inputs": [], "outputs": [{"name": "label", "parameters": {"classification": "2"}}]}',
-        "",
         "classification is '2'",
     ),
     "strings where numbers belong": (
-        b'{"inputs": [{"name": "logits", "shape": [2], "datatype": "FP64", "data": ["a", "bb"]}]}',
-        "",
+        tensor(name="logits", data=["a", "bb"]),
         "must have 2 numbers, got 2 values, one of the type str",
     ),
     "two outputs of one name": (
         b'{"inputs": [], "outputs": [{"name": "label"}, {"name": "label"}]}',
-        "",
         "two outputs 'label'",
     ),
     "integer out of range": (
-        b'{"inputs": [{"name": "l", "shape": [2], "datatype": "INT8", "data": [300, 1]}]}',
-        "",
+        tensor(datatype="INT8", data=[300, 1]),
         "values from 1 to 300; the type INT8 holds -128 to 127",
     ),
 }
+LENGTHS = {"header longer than the body": "99", "header of words": "x", "bytes behind": "14"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_requests_that_are_no_requests_are_refused(service: Service, name: str) -> None:
-    body, length, message = HOSTILE[name]
-    headers = {"inference-header-content-length": length} if length else {}
+    body, message = HOSTILE[name]
+    headers = {"inference-header-content-length": LENGTHS[name]} if name in LENGTHS else {}
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]

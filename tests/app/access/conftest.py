@@ -19,13 +19,7 @@ TESTER = Caller("tester")
 
 @dataclass(frozen=True)
 class Guarded:
-    """A service that requires keys.
-
-    Attributes
-    ----------
-    keys
-        A whole key by scope, and `expired`, `revoked`, `wrong` and `none`.
-    """
+    """`keys` has a whole key by scope, and `expired`, `revoked`, `wrong` and `none`."""
 
     service: Service
     store: KeyStore
@@ -33,16 +27,13 @@ class Guarded:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
         return self.service.url
 
     def headers(self, key: str) -> dict[str, str]:
-        """Headers of a request with one of the keys."""
         return {"Authorization": f"Bearer {self.keys[key]}"} if self.keys[key] else {}
 
 
 def sqlite_url(data_dir: Path) -> str:
-    """URL of the registry of a service with this data folder."""
     return f"sqlite:///{data_dir / 'boxcal.sqlite3'}"
 
 

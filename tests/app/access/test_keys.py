@@ -21,18 +21,18 @@ from boxcal.app.registry.tables import api_keys
 from boxcal.app.settings.service import Settings
 from boxcal.app.state import build
 from tests.app.access.conftest import TESTER, Guarded, sqlite_url
-from tests.app.access.waiting import until
-from tests.app.cli.conftest import Boxcal, boxcal  # noqa: F401 - a fixture
+from tests.app.cli.conftest import Boxcal, boxcal
 from tests.app.raising import raises_problem
 from tests.app.running import running
+from tests.app.waiting import until
+
+__all__ = ["boxcal"]
 
 KEY = re.compile(r"boxcal_[0-9a-f]{16}_[A-Za-z0-9_-]{43}")
 
 
 def test_the_command_creates_lists_and_revokes(
-    boxcal: Boxcal,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path))
     created = boxcal("keys", "create", "ci", "--scope", "read", "--scope", "fit", "--per-minute", 9)

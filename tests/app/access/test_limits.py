@@ -12,14 +12,13 @@ from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import RateLimited
 from boxcal.app.http.scopes import Scope
 from tests.app.access.conftest import TESTER, Guarded
-from tests.app.access.waiting import until
 from tests.app.raising import raises_problem
+from tests.app.waiting import until
 
 LOGITS = b'{"logits": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]}'
 
 
 def accepted(url: str, key: str) -> bool:
-    """Whether the service knows a key by now."""
     return httpx.get(f"{url}/version", headers={"X-API-Key": key}).status_code == 200
 
 

@@ -14,24 +14,16 @@ import pytest
 
 from boxcal.app.server import Server, server_config
 from boxcal.app.settings.service import Settings
-from tests.app.access.waiting import until
 from tests.app.running import listening
+from tests.app.waiting import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 
 
 def certify(folder: Path, name: str, serial: int, ca: Path | None = None) -> None:
     """Make `NAME.key` and `NAME.pem` for localhost: signed by the authority `CA`, or by itself."""
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec"]
+    command += ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
     command += ["-subj", f"/CN={name}", "-days", "2", "-set_serial", str(serial)]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
@@ -42,14 +34,12 @@ def certify(folder: Path, name: str, serial: int, ca: Path | None = None) -> Non
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the certificates `server` and `next`."""
     certify(tmp_path, "server", 1)
     certify(tmp_path, "next", 2)
     return tmp_path
 
 
 def serving(folder: Path, client_ca: Path | None = None) -> Iterator[int]:
-    """Serve HTTPS with the certificate `server`; gives the port."""
     settings = Settings(
         data_dir=folder / "data",
         port=0,
@@ -73,7 +63,6 @@ def port_for_clients(folder: Path) -> Iterator[int]:
 
 
 def serial(port: int) -> int:
-    """Connect, and return the serial number of the certificate that the service shows."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(plain) as secure:

@@ -17,8 +17,6 @@ from tests.app.fitting.validation_data import overconfident
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that ended."""
-
     code: int
     stdout: str
     stderr: str

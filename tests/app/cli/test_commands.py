@@ -41,9 +41,8 @@ def test_predict_shows_people_a_table(boxcal: Boxcal, image: Path, url: str) -> 
 
 def test_many_images_are_one_answer(boxcal: Boxcal, image: Path, url: str) -> None:
     answer = boxcal("predict", *[image] * 70, "--top-k", 1, "--url", url, "--json").json
-    assert (
-        len({(p["label"], p["probability"]) for p in answer["predictions"]}) <= 3
-    )  # float32 varies by batch
+    found = {(p["label"], p["probability"]) for p in answer["predictions"]}
+    assert len(found) <= 3  # float32 varies by batch
     assert len(answer["predictions"]) == 70
 
 
@@ -85,14 +84,6 @@ def test_what_is_seriously_wrong_with_the_data_comes_before_the_verdict(
     assert second.startswith("Correct the data first: NLL falls by ")
 
 
-def test_fit_reads_parquet(boxcal: Boxcal, tmp_path: Path) -> None:
-    logits, labels = overconfident(60)
-    table = pa.table({"logits": list(logits), "label": labels})
-    pq.write_table(table, tmp_path / "validation.parquet")
-    document = boxcal("fit", tmp_path / "validation.parquet", "--method", "ts", "--json").json
-    assert document["report"]["samples"] == 60
-
-
 def test_images_are_data_too(boxcal: Boxcal, digits: Digits, tmp_path: Path) -> None:
     """A folder for each class: the model's logits of the images, as if they had been saved before."""
     logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels[:60])).numpy()
@@ -113,19 +104,8 @@ def test_evaluate_agrees_with_the_library_and_with_the_service(
     boxcal: Boxcal, validation_file: Path, url: str, tmp_path: Path
 ) -> None:
     saved = tmp_path / "c.safetensors"
-    fitted = boxcal(
-        "fit",
-        validation_file,
-        "--method",
-        "ts",
-        "--output",
-        saved,
-        "--url",
-        url,
-        "--activate",
-        "never",
-        "--json",
-    ).json
+    through = ("--url", url, "--activate", "never", "--json")
+    fitted = boxcal("fit", validation_file, "--method", "ts", "--output", saved, *through).json
     here = boxcal("evaluate", validation_file, "--calibrator", saved, "--json").json
     version = fitted["fit"]["calibrator"]
     there = boxcal("evaluate", validation_file, "--calibrator", version, "--url", url, "--json").json
@@ -154,9 +134,6 @@ def test_the_service_named_by_the_environment_is_used(
     boxcal: Boxcal, image: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOXCAL_URL", url)
-    with BoxcalClient(url) as client:
-        before = client.metrics().count("\n")
-    assert before
     assert "calibrator 0" in boxcal("predict", image).stderr
 
 

@@ -27,24 +27,12 @@ def test_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_methods_side_by_side(boxcal: Boxcal, validation_file: Path, test_file: Path, tmp_path: Path) -> None:
     markdown, numbers = tmp_path / "table.md", tmp_path / "table.csv"
-    ended = boxcal(
-        "compare",
-        validation_file,
-        "--test",
-        test_file,
-        *METHODS,
-        "--json",
-        "--markdown",
-        markdown,
-        "--csv",
-        numbers,
-    )
+    written = ("--json", "--markdown", markdown, "--csv", numbers)
+    ended = boxcal("compare", validation_file, "--test", test_file, *METHODS, *written)
     assert ended.code == 0
     rows = {row["method"]: row["metrics"] for row in ended.json["methods"]}
     assert rows.keys() == {"uncalibrated", "ts", "pb"}
-    assert (
-        rows["ts"]["nll"]["value"] < rows["uncalibrated"]["nll"]["value"]
-    )  # four times as sure as it should be
+    assert rows["ts"]["nll"]["value"] < rows["uncalibrated"]["nll"]["value"]
     assert "| `ts` |" in markdown.read_text()
     lines = numbers.read_text().splitlines()
     read = {(r["method"], r["metric"]): float(r["value"]) for r in csv.DictReader(lines)}

@@ -37,7 +37,6 @@ WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
 
 
 def compilers(service: Service) -> list[psutil.Process]:
-    """The processes of the service that compile the solver."""
     return [child for child in service.process.children() if MODULE in child.cmdline()]
 
 
@@ -47,7 +46,6 @@ def processor_seconds(service: Service) -> float:
 
 
 def answer(service: Service, document: object) -> list[float]:
-    """The probabilities of the only row."""
     response = httpx.post(f"{service.url}/calibrate", json=document, timeout=280)
     assert response.status_code == 200, response.text
     probabilities: list[float] = response.json()["predictions"][0]["probabilities"]

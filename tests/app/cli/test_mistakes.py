@@ -34,45 +34,47 @@ def refused(boxcal: Boxcal, code: int, *arguments: object) -> str:
     return line
 
 
-def test_wrong_usage(boxcal: Boxcal, image: Path, tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere.npz"
-    assert str(nowhere) in refused(boxcal, 2, "fit", nowhere)
-    assert "--bogus" in refused(boxcal, 2, "fit", image, "--bogus")
-    assert "'dance'" in refused(boxcal, 2, "dance")
-    assert "'x'" in refused(boxcal, 2, "predict", image, "--upper", "x")
-    assert "twice" in refused(boxcal, 2, "predict", image, "--upper", "0.5", "--upper", "0.6")
-    assert "'nonsense'" in refused(boxcal, 2, "predict", image, "--url", "nonsense")
-    assert "version" in refused(boxcal, 2, "predict", image, "--url", "http://h", "--calibrator", "a.bin")
+HERE: list[tuple[tuple[str, ...], str]] = [
+    (("fit", "nowhere.npz"), "nowhere.npz"),
+    (("fit", "digit.png", "--bogus"), "--bogus"),
+    (("dance",), "'dance'"),
+    (("predict", "digit.png", "--upper", "x"), "'x'"),
+    (("predict", "digit.png", "--upper", "0.5", "--upper", "0.6"), "twice"),
+    (("predict", "digit.png", "--url", "nonsense"), "'nonsense'"),
+    (("predict", "digit.png", "--url", "http://h", "--calibrator", "a.bin"), "version"),
+    (("predict", "digit.png", "--calibrator", "notes.txt"), ""),
+    (("predict", "digit.png", "--calibrator", "five.safetensors"), "5 classes"),
+    (("evaluate", "notes.txt"), "neither .npz nor .parquet"),
+]
+ANYWHERE: list[tuple[tuple[str, ...], str]] = [
+    (("predict", "digit.png", "--upper", "0.05"), "0.5"),
+    (("predict", "digit.png", "--top-k", "0"), "top_k"),
+    (("predict", "notes.txt"), "JPEG, PNG or WebP"),
+    (("fit", "notes.txt"), "neither .npz nor .parquet"),
+    (("fit", "wrong.npz"), "labels[0] is 10"),
+    (("fit", "wrong.npz", "--method", "magic"), "'magic'"),
+]
 
 
-def test_bounds_that_cannot_be_met(boxcal: Boxcal, image: Path, url: str) -> None:
-    for through in ((), ("--url", url)):
-        assert "0.5" in refused(boxcal, 2, "predict", image, "--upper", "0.05", *through)
-        assert "top_k" in refused(boxcal, 2, "predict", image, "--top-k", "0", *through)
+@pytest.fixture
+def files(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digit.png").write_bytes(image.read_bytes())
+    (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / "five.safetensors").write_bytes(Calibrator.uncalibrated(5).to_bytes())
+    np.savez(tmp_path / "wrong.npz", logits=np.zeros((30, 10)), labels=np.full(30, 10))
 
 
-def test_files_that_are_something_else(boxcal: Boxcal, image: Path, url: str, tmp_path: Path) -> None:
-    text = tmp_path / "notes.txt"
-    text.write_text("not an image")
-    for through in ((), ("--url", url)):
-        assert "JPEG, PNG or WebP" in refused(boxcal, 2, "predict", text, *through)
-        assert "neither .npz nor .parquet" in refused(boxcal, 2, "fit", text, *through)
-    assert "neither .npz nor .parquet" in refused(boxcal, 2, "evaluate", text)
-    assert refused(boxcal, 2, "predict", image, "--calibrator", text)
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(("arguments", "says"), HERE + ANYWHERE)
+def test_a_mistake_is_named(boxcal: Boxcal, arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(boxcal, 2, *arguments)
 
 
-def test_validation_files_with_wrong_arrays(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.npz"
-    np.savez(wrong, logits=np.zeros((30, 10)), labels=np.full(30, 10))
-    for through in ((), ("--url", url)):
-        assert "labels[0] is 10" in refused(boxcal, 2, "fit", wrong, *through)
-        assert "'magic'" in refused(boxcal, 2, "fit", wrong, "--method", "magic", *through)
-
-
-def test_a_calibrator_of_another_model(boxcal: Boxcal, image: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "five.safetensors"
-    saved.write_bytes(Calibrator.uncalibrated(5).to_bytes())
-    assert "5 classes" in refused(boxcal, 2, "predict", image, "--calibrator", saved)
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(("arguments", "says"), ANYWHERE)
+def test_a_service_names_it_alike(boxcal: Boxcal, url: str, arguments: tuple[str, ...], says: str) -> None:
+    assert says in refused(boxcal, 2, *arguments, "--url", url)
 
 
 def test_settings_are_named_as_they_are_set(

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from tests.app.cli.conftest import Boxcal
+from tests.app.tables.sets import softmax
 
 ROWS, CHANGE = 4000, 1500
 
@@ -37,11 +38,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arrays(log: Path) -> dict[str, Any]:
     with np.load(log) as archive:
         return dict(archive)
-
-
-def softmax(logits: Any) -> Any:
-    powers = np.exp(logits - logits.max(1, keepdims=True))
-    return powers / powers.sum(1, keepdims=True)
 
 
 def test_the_numbers_are_those_of_the_test(boxcal: Boxcal, log: Path) -> None:

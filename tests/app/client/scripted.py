@@ -1,12 +1,13 @@
 """A real HTTP server on a port that answers by a script: what a healthy service does not do at will."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.app.answering import Quiet, answering
 
 FIT = {
     "id": "f",
@@ -61,9 +62,7 @@ def scripted(**replies: list[Reply]) -> Iterator[Script]:
     """Serve a script whose keys are paths, '/' written '_' and the leading one left out."""
     script = Script("", {"/" + path.replace("_", "/"): list(answers) for path, answers in replies.items()})
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Handler(Quiet):
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("content-length", 0)))
             path = self.path.partition("?")[0]
@@ -73,17 +72,5 @@ def scripted(**replies: list[Reply]) -> Iterator[Script]:
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the base class's names
 
-        def log_message(self, *_: object) -> None:
-            """Keep the test's output clean."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    script.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with answering(Handler) as script.url:
         yield script
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -158,12 +158,8 @@ def test_a_problem_keeps_every_member(ask: Ask) -> None:
     with scripted(predict=[Reply(422, problem)]) as script, pytest.raises(InvalidRequestError) as caught:
         ask(script.url, "predict", b"x")
     error = caught.value
-    assert (error.status, error.type, error.title, error.detail) == (
-        422,
-        "urn:x",
-        "No",
-        "lower of 'cat' is 2",
-    )
+    shown = (error.status, error.type, error.title, error.detail)
+    assert shown == (422, "urn:x", "No", "lower of 'cat' is 2")
     assert error.members["class"] == "cat"
     assert str(error) == "lower of 'cat' is 2 (HTTP 422)"
     assert script.count("/predict") == 1

@@ -43,7 +43,6 @@ def document(service: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def package(document: Path) -> Iterator[str]:
-    """A package that openapi-python-client generates."""
     name = "generated_boxcal"
     command = [sys.executable, "-m", "openapi_python_client", "generate", "--path", str(document)]
     target = document.with_name(name)

@@ -45,7 +45,6 @@ def parquet(logits: Any = None, label: Any = None, **columns: Any) -> bytes:
 
 
 def changed(array: np.ndarray[Any, Any], place: Any, value: Any) -> np.ndarray[Any, Any]:
-    """A copy with one value changed."""
     copy = array.copy()
     copy[place] = value
     return copy
@@ -56,7 +55,6 @@ def document(**members: Any) -> bytes:
 
 
 def by_class(dtype: Any = np.float32, *, reverse: bool = False) -> pa.Table:
-    """One column for each class, and the label."""
     columns = {str(index): LOGITS[:, index].astype(dtype) for index in range(K)}
     if reverse:
         columns = dict(reversed(columns.items()))
@@ -95,7 +93,6 @@ def compressed(**arrays: Any) -> bytes:
 
 
 def archive(**members: bytes) -> bytes:
-    """A zip archive of `.npy` members of any content."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as out:
         for name, content in members.items():

@@ -34,22 +34,7 @@ class Started(Protocol):
 
 
 class Service:
-    """`boxcal serve` over one data folder; a context manager that stops it.
-
-    Parameters
-    ----------
-    prelude
-        Python code that its process runs first.
-    source
-        Folder of another release's code; by default the code that is tested.
-
-    Attributes
-    ----------
-    url
-        Where it listens; the same over restarts.
-    environment
-        Of its process.
-    """
+    """`boxcal serve` over one data folder, at the same URL over restarts; `source` is another release."""
 
     def __init__(self, data_dir: Path, *, prelude: str = "", source: str = "", **settings: str) -> None:
         self.data_dir = data_dir
@@ -71,12 +56,10 @@ class Service:
 
     @property
     def process(self) -> psutil.Process:
-        """The running process."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
     def start(self) -> Self:
-        """Start it, and wait until it is ready."""
         self._process = self._spawn()
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
@@ -89,7 +72,6 @@ class Service:
         raise AssertionError(f"not ready after {START_SECONDS} s:\n{self.log()}")
 
     def kill(self) -> None:
-        """`kill -9`, with nothing said before."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
@@ -101,8 +83,12 @@ class Service:
         assert self._process is not None
         return self._process.wait(timeout=280)
 
+    def fit(self, data: bytes, wait: float = 240, **fields: str) -> httpx.Response:
+        """Upload a file, and wait for its fit unless `wait` is 0."""
+        query = {"wait": wait} if wait else {}
+        return self.client.post("/fit", params=query, files={"file": ("v", data)}, data=fields)
+
     def log(self) -> str:
-        """What it has said so far."""
         return (self.data_dir / "service.log").read_text()
 
     def __enter__(self) -> Self:
@@ -128,7 +114,6 @@ class Service:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -24,14 +24,12 @@ def overconfident(samples: int = 400, classes: int = 10, *, seed: int = 0) -> tu
 
 
 def npz(**arrays: Any) -> bytes:
-    """The arrays as an uncompressed `.npz`."""
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
 
 
 def validation_npz(samples: int = 400, classes: int = 10, *, seed: int = 0) -> bytes:
-    """A good upload."""
     logits, labels = overconfident(samples, classes, seed=seed)
     return npz(logits=logits, labels=labels)
 

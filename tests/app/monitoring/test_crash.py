@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.app.fitting.service import Service
-from tests.app.monitoring.traffic import evidence, folded, predict, stream
-from tests.app.running import running
+from tests.app.monitoring.traffic import client_of, evidence, folded, predict, stream
+from tests.app.waiting import until
 
 BATCH = 50
 LONGEST = 0.4
@@ -35,16 +34,13 @@ def batches(ids: list[str], count: int) -> Batches:
 
 
 def prepared(client: httpx.Client, count: int) -> Batches:
-    """Make the predictions, and wait until they are stored."""
     logits, _ = stream(count, 1.3)
     ids = [own for start in range(0, count, 500) for own in predict(client, logits[start : start + 500])]
-    while client.get("/monitor").json()["log"]["rows"] < count:
-        time.sleep(0.05)
+    until(lambda: client.get("/monitor").json()["log"]["rows"] >= count, 280)
     return batches(ids, count)
 
 
 def give(client: httpx.Client, batch: list[dict[str, Any]]) -> int:
-    """Give a batch, and return the last number of the log."""
     answer: dict[str, Any] = client.post("/feedback", json={"items": batch}).raise_for_status().json()
     assert answer["accepted"] + answer["duplicates"] == len(batch), answer
     seq: int = answer["seq"]
@@ -52,10 +48,7 @@ def give(client: httpx.Client, batch: list[dict[str, Any]]) -> int:
 
 
 def give_until_killed(service: Service, every: Batches, done: int, seconds: float) -> int:
-    """Give batches in their order, the first ones again at the end, until the service is killed.
-
-    Returns how many were answered.
-    """
+    """Give batches, the first ones again at the end, until the kill; returns how many were answered."""
     killer = threading.Timer(seconds, service.kill)
     killer.start()
     try:
@@ -70,10 +63,7 @@ def give_until_killed(service: Service, every: Batches, done: int, seconds: floa
 
 def run(folder: Path, kills: int, count: int) -> None:
     calm_settings: dict[str, Any] = {**SETTINGS}
-    with (
-        running(folder / "calm", **calm_settings) as calm,
-        httpx.Client(base_url=calm.url, timeout=280) as client,
-    ):
+    with client_of(folder / "calm", **calm_settings) as client:
         for batch in prepared(client, count):
             seq = give(client, batch)
         expected = folded(client, seq)

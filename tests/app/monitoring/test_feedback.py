@@ -35,7 +35,6 @@ def predicted(client: httpx.Client, rows: Any = ROWS) -> list[str]:
 
 
 def made(rows: Any, now: float = 0.0, began: float | None = None) -> tuple[PredictionBlock, list[str]]:
-    """Give a block of predictions, and their ids."""
     block = PredictionBlock(np.shape(rows)[1])
     if began is not None:
         block.id = f"{int(began * 1000):012x}{block.id[12:]}"
@@ -131,7 +130,6 @@ def test_a_table_of_30_mb_is_read_in_pieces(client: httpx.Client, is_accepted: b
 
 
 def memory_peak() -> int:
-    """Return the most bytes of memory that this process had."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(status["VmHWM"].split()[0])
 

@@ -4,9 +4,7 @@ import hashlib
 import hmac
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -17,41 +15,35 @@ from httpx_sse import connect_sse
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import __main__ as demo
 from boxcal.models.digits_data import load_digits_split
+from tests.app.answering import Quiet, answering
 from tests.app.client.scripted import Reply, scripted
-from tests.app.monitoring.traffic import evidence, folded, label, play, predict, stream
+from tests.app.monitoring.traffic import client_of, evidence, folded, label, play, predict, stream
 from tests.app.running import running
 
 SECRET = "a key of signatures"  # noqa: S105
 
 
-class Received(BaseHTTPRequestHandler):
+class Received(Quiet):
     """Takes deliveries; answers the first with 500."""
 
     deliveries: list[tuple[dict[str, str], bytes]]
     enough: threading.Event
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802
         body = self.rfile.read(int(self.headers["content-length"]))
         self.deliveries.append(({name.lower(): value for name, value in self.headers.items()}, body))
         self.send_response(500 if len(self.deliveries) == 1 else 204)
+        self.send_header("content-length", "0")
         self.end_headers()
         if len(self.deliveries) >= 3:
             self.enough.set()
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
 
 @pytest.fixture
 def webhook() -> Iterator[tuple[str, type[Received]]]:
     handler = type("Handler", (Received,), {"deliveries": [], "enough": threading.Event()})
-    server = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/alarm", handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(handler) as url:
+        yield f"{url}/alarm", handler
 
 
 def test_from_calm_traffic_to_an_alarm_and_its_acknowledgement(
@@ -59,7 +51,7 @@ def test_from_calm_traffic_to_an_alarm_and_its_acknowledgement(
 ) -> None:
     url, received = webhook
     settings = {"alarm_webhook": url, "alarm_secret": SECRET, "auto_refit": "off"}
-    with running(data_dir, **settings) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir, **settings) as client:
         calm = folded(client, play(client, *stream(600)))
         assert calm["labels"] == 600
         assert not calm["alarms"]["strict"]["alarm"]
@@ -94,7 +86,7 @@ def test_from_calm_traffic_to_an_alarm_and_its_acknowledgement(
 
 
 def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -> None:
-    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir) as client:
         logits, labels = stream(400)
         ids = predict(client, logits)
         before = folded(client, label(client, ids, labels)["seq"])
@@ -107,7 +99,7 @@ def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -
         more, their = stream(100, seed=1)
         after = folded(client, play(client, more, their))
         assert after["labels"] == before["labels"] + 100
-    with running(data_dir / "plain") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir / "plain") as client:
         label(client, predict(client, logits), labels)
         alone = folded(client, play(client, more, their))
     assert evidence(after) == evidence(alone)
@@ -115,10 +107,10 @@ def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -
 
 def test_a_restart_continues_to_the_last_bit(data_dir: Path) -> None:
     logits, labels = stream(500, 1.5)
-    with running(data_dir / "once") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir / "once") as client:
         expected = evidence(folded(client, play(client, logits, labels, 50)))
     for start in (0, 250):
-        with running(data_dir / "twice") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        with client_of(data_dir / "twice") as client:
             seq = play(client, logits[start : start + 250], labels[start : start + 250], 50)
             document = folded(client, seq)
     assert evidence(document) == expected
@@ -127,7 +119,7 @@ def test_a_restart_continues_to_the_last_bit(data_dir: Path) -> None:
 def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> None:
     """Half of the predictions go to each; labels go to the other one."""
     logits, labels = stream(600, 1.5)
-    with running(data_dir / "one") as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir / "one") as client:
         expected = evidence(folded(client, play(client, logits, labels, 50)))
     with (
         running(data_dir / "a", database_url=url) as one,

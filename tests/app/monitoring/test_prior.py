@@ -1,6 +1,5 @@
 """The option `prior_adjustment` against a real service."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,9 @@ import httpx
 import numpy as np
 
 from boxcal.app.client import BoxcalClient
-from tests.app.monitoring.traffic import CLASSES, predict
+from tests.app.monitoring.traffic import CLASSES, client_of, predict
 from tests.app.running import running
+from tests.app.waiting import until
 
 
 def shifted(count: int, factors: Any, seed: int) -> tuple[Any, Any]:
@@ -35,17 +35,13 @@ def test_answers_are_adjusted_to_the_class_frequencies_of_recent_predictions(dat
     traffic, _ = shifted(2000, factors, 1)
     logits, labels = shifted(2000, factors, 2)
     asked = {"prior_adjustment": True}
-    with (
-        running(data_dir, model=f"logits:{CLASSES}") as service,
-        httpx.Client(base_url=service.url, timeout=60) as client,
-    ):
+    with client_of(data_dir, model=f"logits:{CLASSES}") as client:
         predict(client, traffic[:500])
         refused = client.post("/calibrate", json={"logits": logits[:1].tolist(), "options": asked})
         assert refused.status_code == 409
         assert "needs 1,000 of its predictions" in refused.json()["detail"]
         predict(client, traffic[500:])
-        while client.get("/monitor").json()["log"]["rows"] < 2000:
-            time.sleep(0.05)
+        until(lambda: client.get("/monitor").json()["log"]["rows"] >= 2000, 280)
         before, _ = nll(client, logits, labels)
         after, answer = nll(client, logits, labels, **asked)
         assert after < before - 0.1
@@ -73,8 +69,7 @@ def test_without_a_shift_the_adjustment_changes_nothing(data_dir: Path) -> None:
         queued = fits.fit_arrays(logits[:2000], labels[:2000], method="ts", activate="always")
         fits.wait_for_fit(queued.id)
         predict(client, logits[2000:5000])
-        while client.get("/monitor").json()["log"]["rows"] < 3000:
-            time.sleep(0.05)
+        until(lambda: client.get("/monitor").json()["log"]["rows"] >= 3000, 280)
         before, _ = nll(client, logits[5000:], labels[5000:])
         after, answer = nll(client, logits[5000:], labels[5000:], prior_adjustment=True)
         assert answer["calibrator"]["method"] == "ts+em"

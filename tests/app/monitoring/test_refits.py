@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.server.worker_process import WorkerFailed
-from tests.app.monitoring.traffic import folded, play, stream
+from tests.app.monitoring.traffic import client_of, folded, play, stream
 from tests.app.running import Service, running
 
 
@@ -31,7 +31,7 @@ def until(client: httpx.Client, kind: str, seed: int = 100, seconds: float = 280
 
 
 def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
-    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir) as client:
         found = until(client, "duel_won")
         assert [kind for kind in found if kind in ("refit", "candidate", "duel_won")] == [
             "refit", "candidate", "duel_won",
@@ -54,10 +54,7 @@ def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
 
 @pytest.mark.long
 def test_a_refit_is_activated_by_itself_where_that_is_asked_for(data_dir: Path) -> None:
-    with (
-        running(data_dir, auto_refit="activate") as service,
-        httpx.Client(base_url=service.url, timeout=60) as client,
-    ):
+    with client_of(data_dir, auto_refit="activate") as client:
         until(client, "activated")
         activation = client.get("/activations").json()["activations"][0]
         assert activation["reason"] == "refit"
@@ -100,12 +97,11 @@ def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> No
         until(client, "refit")
         assert client.get("/monitor").json()["phase"] == "fitting"
         service.state.default.monitor.change(lambda _fold, connection: release(connection))
-    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+    with client_of(data_dir) as client:
         until(client, "candidate")
 
 
 def release(connection: Any) -> None:
-    """Let the claim of the process that stops expire."""
     from sqlalchemy import update
 
     from boxcal.app.registry.tables import monitors

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.app.running import running
 
 CLASSES = 10
 
@@ -20,22 +25,26 @@ def stream(count: int, temperature: float = 1.0, seed: int = 0) -> tuple[NDArray
     return logits, labels.tolist()
 
 
+@contextmanager
+def client_of(data_dir: Path, **settings: Any) -> Iterator[httpx.Client]:
+    """Run a service, and give a client of it."""
+    with running(data_dir, **settings) as service, httpx.Client(base_url=service.url, timeout=280) as client:
+        yield client
+
+
 def predict(client: httpx.Client, logits: NDArray[np.float64]) -> list[str]:
-    """Calibrate logits with the option `feedback`, and give the ids."""
     body = {"logits": logits.tolist(), "options": {"feedback": True, "top_k": 1}}
     answer = client.post("/calibrate", json=body).raise_for_status().json()
     return [prediction["id"] for prediction in answer["predictions"]]
 
 
 def label(client: httpx.Client, ids: list[str], labels: list[int]) -> dict[str, Any]:
-    """Give the labels of predictions."""
     items = [{"id": own, "label": true} for own, true in zip(ids, labels, strict=True)]
     answer: dict[str, Any] = client.post("/feedback", json={"items": items}).raise_for_status().json()
     return answer
 
 
 def play(client: httpx.Client, logits: NDArray[np.float64], labels: list[int], step: int = 500) -> int:
-    """Predict and label, some at a time; gives the last number of the log."""
     seq = 0
     for start in range(0, len(labels), step):
         ids = predict(client, logits[start : start + step])
@@ -55,5 +64,4 @@ def folded(client: httpx.Client, seq: int, seconds: float = 280.0) -> dict[str, 
 
 
 def evidence(document: dict[str, Any]) -> list[float]:
-    """Return log E of both tests."""
     return [document["alarms"][name]["log_evidence"] for name in ("strict", "material")]

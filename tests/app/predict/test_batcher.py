@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from boxcal.app.http.problems import (
 from boxcal.app.predict.batcher import Batcher
 from boxcal.app.predict.lanes import BatchSizer, Finished, Part, PendingImage
 from tests.app.raising import raises_problem
+from tests.app.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -99,23 +100,22 @@ async def batching(device: Device, *, size: int = 8, queue: int = 100) -> AsyncI
         await asyncio.to_thread(batcher.close)
 
 
+async def held(batcher: Doubling, device: Device, context: float = 0.0) -> asyncio.Task[Any]:
+    """Keep a first request in its pass until the gate is opened, so that others wait behind it."""
+    device.gate.clear()
+    first = asyncio.create_task(batcher.run(rows(1), context))
+    await eventually(lambda: len(device.batches) == 1)
+    return first
+
+
 async def queued(batcher: Doubling, samples: int) -> None:
-    await until(lambda: batcher._lanes._waiting == samples)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that threads bring about."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - threads bring it about, and know no asyncio.Event
-            await asyncio.sleep(0.001)
+    await eventually(lambda: batcher._lanes._waiting == samples)
 
 
 async def test_concurrent_requests_share_a_pass_and_get_their_own_back() -> None:
     device = Device()
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(1), 0.5))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device, 0.5)
         others = [asyncio.create_task(batcher.run(rows(n, n + 0.25), n)) for n in (2.0, 3.0, 4.0)]
         await queued(batcher, 6)
         device.gate.set()
@@ -138,9 +138,7 @@ async def test_samples_decoded_in_a_lane_fail_alone_and_not_at_all_once_expired(
         return PendingImage(decode)
 
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(1), 0.5))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device, 0.5)
         others = [asyncio.create_task(batcher.run(sample(value), 0.5)) for value in (2.0, -3.0, 4.0, 5.0)]
         await queued(batcher, 4)
         others[3].cancel()
@@ -171,7 +169,7 @@ async def test_a_large_request_does_not_keep_a_small_one_waiting_to_its_end() ->
     async with batching(device, size=4) as batcher:
         device.gate.clear()
         large = asyncio.create_task(batcher.run(rows(*range(100, 140)), 0.0))
-        await until(lambda: len(device.batches) == 1)
+        await eventually(lambda: len(device.batches) == 1)
         small = asyncio.create_task(batcher.run(rows(1), 0.0))
         await queued(batcher, 37)
         ended: list[asyncio.Task[Finished[NDArray[np.float32]]]] = []
@@ -188,9 +186,7 @@ async def test_a_sample_the_backbone_cannot_take_fails_alone() -> None:
     device = Device()
     device.broken = {3.0}
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(0), 0.0))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device)
         tasks = [asyncio.create_task(batcher.run(rows(n, n + 10), 0.0)) for n in range(1, 5)]
         await queued(batcher, 8)
         device.gate.set()
@@ -202,16 +198,13 @@ async def test_a_sample_the_backbone_cannot_take_fails_alone() -> None:
 
 
 def kind_of(outcome: object) -> object:
-    """Return the type of a problem."""
     return outcome.kind if isinstance(outcome, BoxcalError) else outcome
 
 
 async def test_a_request_whose_rows_cannot_be_finished_fails_alone() -> None:
     device = Device()
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(0), 0.0))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device)
         tasks = [
             asyncio.create_task(batcher.run(rows(n), c)) for n, c in ((1, 1.0), (2, float("nan")), (3, 3.0))
         ]
@@ -238,15 +231,13 @@ async def test_memory_that_runs_out_halves_the_batch_and_the_limit() -> None:
 async def test_a_cancelled_request_is_not_worked_on_and_disturbs_nobody() -> None:
     device = Device()
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(1), 0.0))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device)
         leaves = asyncio.create_task(batcher.run(rows(2), 0.0))
         stays = asyncio.create_task(batcher.run(rows(3), 0.0))
         await queued(batcher, 2)
         leaves.cancel()
         first.cancel()  # in the backbone already: its batch goes on, its answer is dropped
-        await until(lambda: leaves.done() and first.done())
+        await eventually(lambda: leaves.done() and first.done())
         device.gate.set()
         assert values(await stays) == [6]
         outcomes = await asyncio.gather(first, leaves, return_exceptions=True)
@@ -257,9 +248,7 @@ async def test_a_cancelled_request_is_not_worked_on_and_disturbs_nobody() -> Non
 async def test_an_expired_request_is_told_at_once_and_not_worked_on() -> None:
     device = Device()
     async with batching(device) as batcher:
-        device.gate.clear()
-        first = asyncio.create_task(batcher.run(rows(1), 0.0))
-        await until(lambda: len(device.batches) == 1)
+        first = await held(batcher, device)
         late = asyncio.create_task(batcher.run(rows(2), 0.0, time.monotonic() + 0.05))
         patient = asyncio.create_task(batcher.run(rows(3), 0.0, time.monotonic() + 600))
         with raises_problem(DeadlineExceeded):
@@ -343,7 +332,7 @@ async def test_a_batch_is_finished_while_the_next_is_in_the_backbone() -> None:
         device.forward, slow_finish, batch_sizer=BatchSizer(1, 10.0), max_queue_samples=100
     )
     tasks = [asyncio.create_task(batcher.run(rows(n), 0.0)) for n in range(6)]
-    await until(lambda: finishing.is_set() and len(device.batches) > 1)
+    await eventually(lambda: finishing.is_set() and len(device.batches) > 1)
     go_on.set()
     assert [values(await task) for task in tasks] == [[2.0 * n] for n in range(6)]
     assert not device.crowded
@@ -355,7 +344,7 @@ async def test_passes_side_by_side_share_what_waits() -> None:
     async with batching(device, size=8) as batcher:
         device.gate.clear()
         whole = asyncio.create_task(batcher.run(rows(*range(8)), 0.0))
-        await until(lambda: len(device.batches) == 2)
+        await eventually(lambda: len(device.batches) == 2)
         later = asyncio.create_task(batcher.run(rows(9), 0.0))
         await queued(batcher, 1)
         assert len(device.batches) == 2
@@ -380,9 +369,9 @@ async def test_a_lone_sample_has_every_pass_to_itself() -> None:
         await batcher.run(rows(1), 0.0)
         device.gate.clear()
         first = asyncio.create_task(batcher.run(rows(2), 0.0))
-        await until(lambda: len(device.batches) == 2)
+        await eventually(lambda: len(device.batches) == 2)
         second = asyncio.create_task(batcher.run(rows(3), 0.0))
-        await until(lambda: len(device.batches) == 3)
+        await eventually(lambda: len(device.batches) == 3)
         device.gate.set()
         await asyncio.gather(first, second)
         await batcher.run(rows(4), 0.0)

@@ -54,7 +54,6 @@ class Model:
         return [logits[part.start : part.stop] for part in parts]
 
     async def load(self, clients: int, until: float) -> None:
-        """Let clients ask one request after the other."""
         self.until = until
 
         async def client() -> None:

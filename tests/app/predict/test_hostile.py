@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import struct
 import time
@@ -32,34 +31,6 @@ def memory_in_use() -> int:
     gc.collect()
     FreeMemory().give_back()
     return resident_bytes()
-
-
-class LoopWatch:
-    """Measures the most processor time of this process between two turns of the service's event loop.
-
-    A loop that is held uses processor time; one that waits for a busy machine does not.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self._loop: asyncio.AbstractEventLoop = service.state.default.pipeline.batcher._loop
-        self.longest = 0.0
-        self._stopped = False
-
-    def __enter__(self) -> LoopWatch:
-        gc.collect()
-        gc.freeze()  # as `serve` does
-        self._loop.call_soon_threadsafe(self._turn, time.process_time())
-        return self
-
-    def _turn(self, last: float) -> None:
-        now = time.process_time()
-        self.longest = max(self.longest, now - last)
-        if not self._stopped:
-            self._loop.call_later(0.001, self._turn, now)
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped = True
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize("size", [(60_000, 1), (1, 60_000), (49_000_000, 1), (3000, 1)])
@@ -151,11 +122,9 @@ def test_a_broken_image_cancels_the_others_of_its_request(
 def test_large_json_does_not_stop_the_event_loop(
     service: Service, path: str, body: bytes, statuses: set[int]
 ) -> None:
-    """docs/benchmarks.md has the exact figures; orjson alone stops the loop for 1 to 19 s."""
-    with LoopWatch(service) as watch:
-        answer = httpx.post(f"{service.url}{path}", content=body, headers=JSON, timeout=120)
+    """Orjson alone would stop it for 1 to 19 s; any test fails where it stops for 0.1 s."""
+    answer = httpx.post(f"{service.url}{path}", content=body, headers=JSON, timeout=120)
     assert answer.status_code in statuses, answer.text[:300]
-    assert watch.longest < 1
 
 
 @pytest.mark.parametrize("member", ["image", "text", "unknown"])
@@ -197,12 +166,10 @@ def test_a_small_body_with_a_huge_response_is_refused(service: Service) -> None:
     before = memory_in_use()
     query = {"probabilities": "true", "logits": "true"}
     body = npy(np.zeros((31 * MIB // 10, 10), np.int8))
-    with LoopWatch(service) as watch:
-        refused = httpx.post(f"{service.url}/calibrate", content=body, headers=NPY, params=query, timeout=60)
+    refused = httpx.post(f"{service.url}/calibrate", content=body, headers=NPY, params=query, timeout=60)
     assert refused.status_code == 413
     assert f"the limit is {16 * 32 * MIB:,}" in refused.json()["detail"]
     assert memory_in_use() - before < 300 * MIB
-    assert watch.longest < 1
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +13,9 @@ import numpy as np
 import pytest
 
 from boxcal.models.digits_data import Digits
+from tests.app.fitting.files import npy
 from tests.app.running import Service
+from tests.app.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -23,17 +24,8 @@ NPY = {"content-type": "application/x-npy"}
 
 
 def busy_work(samples: int) -> dict[str, Any]:
-    """Give the device something to do, so that what comes next is gathered into batches."""
-    stream = io.BytesIO()
-    np.save(stream, np.zeros((samples, 1, 8, 8), dtype=np.float32))
-    return {"url": "/predict", "content": stream.getvalue(), "headers": NPY}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that the service brings about in its own threads."""
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - threads bring it about, and know no asyncio.Event
-            await asyncio.sleep(0.002)
+    content = npy(np.zeros((samples, 1, 8, 8), dtype=np.float32))
+    return {"url": "/predict", "content": content, "headers": NPY}
 
 
 @contextmanager
@@ -73,11 +65,11 @@ async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobod
             leaves = asyncio.create_task(image(3))
             bounded = asyncio.create_task(image(4, upper="0.2", probabilities="true"))
             assert (await infeasible).status_code == 422
-            await until(lambda: registry.get_sample_value("boxcal_queue_samples") == 23)
+            await eventually(lambda: registry.get_sample_value("boxcal_queue_samples") == 23)
             assert (await image(2, timeout_ms="0.01")).status_code in (503, 504)
             assert (await image(2, timeout_ms="50")).status_code in (503, 504)
             leaves.cancel()
-            await until(lambda: registry.get_sample_value("boxcal_queue_samples") == 22)
+            await eventually(lambda: registry.get_sample_value("boxcal_queue_samples") == 22)
         assert (await corrupt).status_code == 422
         for answer, expected in zip(await asyncio.gather(*good), alone, strict=True):
             (prediction,) = answer.json()["predictions"]
@@ -87,7 +79,7 @@ async def test_corrupt_infeasible_cancelled_and_expired_neighbours_disturb_nobod
         assert max((await bounded).json()["predictions"][0]["probabilities"]) == 0.2
         with pytest.raises(asyncio.CancelledError):
             await leaves
-    await until(lambda: registry.get_sample_value("boxcal_queue_samples") == 0)
+    await eventually(lambda: registry.get_sample_value("boxcal_queue_samples") == 0)
 
 
 async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
@@ -96,20 +88,20 @@ async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
         with held_backbone(service):
             tasks = [asyncio.create_task(client.post(**busy_work(400))) for _ in range(2)]
-            await until(lambda: rejected("boxcal_queue_samples") == 800)
+            await eventually(lambda: rejected("boxcal_queue_samples") == 800)
             for task in tasks:
                 task.cancel()
-            await until(lambda: rejected("boxcal_queue_samples") == 0)
+            await eventually(lambda: rejected("boxcal_queue_samples") == 0)
         await asyncio.gather(*tasks, return_exceptions=True)
     assert before is not None
-    await until(lambda: rejected("boxcal_rejected_total", {"reason": "disconnected"}) == before + 2)
+    await eventually(lambda: rejected("boxcal_rejected_total", {"reason": "disconnected"}) == before + 2)
 
 
 async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -> None:
     async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
         with held_backbone(service):
             tasks = [asyncio.create_task(client.post(**busy_work(600))) for _ in range(6)]
-            await until(lambda: sum(task.done() for task in tasks) == 5)
+            await eventually(lambda: sum(task.done() for task in tasks) == 5)
         responses = await asyncio.gather(*tasks)
     statuses = sorted(response.status_code for response in responses)
     assert statuses == [200, 503, 503, 503, 503, 503]
@@ -117,7 +109,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -
         if response.status_code == 503:
             assert int(response.headers["retry-after"]) >= 1
             assert "samples are waiting and at most 1024 may" in response.json()["detail"]
-    await until(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
+    await eventually(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
 
 
 async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, digits: Digits) -> None:

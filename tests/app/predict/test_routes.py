@@ -20,7 +20,6 @@ RAMP = [float(k) for k in range(10)]
 
 
 def problem(response: httpx.Response, status: int) -> str:
-    """Check that an answer is a problem of this status, and give its detail."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     document = response.json()

@@ -26,5 +26,4 @@ def postgresql() -> Iterator[PostgreSQL]:
 
 @pytest.fixture
 def url(postgresql: PostgreSQL) -> str:
-    """URL of an empty database."""
     return postgresql.new_database()

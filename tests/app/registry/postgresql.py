@@ -26,18 +26,11 @@ def program(name: str) -> str | None:
 
 
 def is_installed() -> bool:
-    """Whether a server can be started here."""
     return program("initdb") is not None
 
 
 class PostgreSQL:
-    """A cluster in a new folder; it runs as the user `postgres` where the tests run as root.
-
-    Attributes
-    ----------
-    port
-        Loopback port; the same over restarts.
-    """
+    """A cluster in a new folder; it runs as the user `postgres` where the tests run as root."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +47,6 @@ class PostgreSQL:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Start the server, and wait until it accepts connections."""
         log = self._folder / "log"
         with log.open("w") as output:
             self._process = subprocess.Popen(
@@ -82,13 +74,11 @@ class PostgreSQL:
             process.suspend()
 
     def resume(self) -> None:
-        """Let the server continue."""
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):  # some end as soon as others continue
                 process.resume()
 
     def new_database(self) -> str:
-        """Create an empty database, and give its URL."""
         self._databases += 1
         name = f"test{self._databases}"
         with psycopg.connect(f"{self._url}/postgres", autocommit=True) as connection:
@@ -100,7 +90,6 @@ class PostgreSQL:
         return f"postgresql://boxcal@127.0.0.1:{self.port}"
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of the server; none while it is stopped."""
         assert self._process is not None
         if self._process.poll() is not None:
             return []

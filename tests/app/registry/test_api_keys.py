@@ -5,23 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import httpx
-import pytest
-from sqlalchemy import text
-from sqlalchemy.exc import SQLAlchemyError
 
 from boxcal.app.access.keys import KeyStore
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Caller
-from boxcal.app.registry.database import Database
-from tests.app.access.waiting import until
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.running import running
+from tests.app.waiting import until
 
 TESTER = Caller("tester")
 
 
 def status(url: str, key: str) -> int:
-    """Ask a replica with a key."""
     return httpx.get(f"{url}/stats", headers={"X-API-Key": key}, timeout=30).status_code
 
 
@@ -62,14 +57,3 @@ def test_keys_hold_while_the_database_is_away(postgresql: PostgreSQL, url: str, 
     finally:
         postgresql.start()
     store.close()
-
-
-@pytest.mark.parametrize("change", ["DELETE FROM audit", "UPDATE audit SET actor = 'x'", "TRUNCATE audit"])
-def test_the_audit_log_is_append_only(url: str, change: str) -> None:
-    store = KeyStore.at(url)
-    store.create("first", {Scope.READ}, TESTER)
-    store.close()
-    database = Database(url)
-    with pytest.raises(SQLAlchemyError, match="append-only"), database.write() as connection:
-        connection.execute(text(change))
-    database.close()

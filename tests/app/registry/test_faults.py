@@ -73,8 +73,6 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def call_all(registry: Registry, count: int) -> list[object]:
-    """List the calibrators by `count` calls at once; gives the answers and errors."""
-
     async def calls() -> list[object]:
         return list(
             await asyncio.gather(*(registry.run(registry.list) for _ in range(count)), return_exceptions=True)

@@ -1,13 +1,11 @@
 """Replicas that share a registry on PostgreSQL."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from threading import Thread
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy.exc import ProgrammingError
 
 from boxcal.app.cli import main
 from boxcal.app.http.problems import RegistryUnusable
@@ -63,28 +61,6 @@ def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> Non
     assert other.fits.get("fit").state is FitState.SUCCEEDED
 
 
-def test_replicas_that_activate_at_once_leave_one_chain(replicas: list[Registry]) -> None:
-    versions = []
-    for number in range(3):
-        fit = replicas[0].fits.add(f"chain-{number}", "ts", ActivatePolicy.NEVER, 7)
-        versions.append(replicas[0].record_fit(fit, FITTED, lambda _: Decision(False, "so"))[0])
-
-    def work(registry: Registry, version: int) -> None:
-        for _ in range(20):
-            registry.activations.activate(version)
-
-    pairs = zip(replicas, versions, strict=True)
-    threads = [Thread(target=work, args=pair) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    walked = [replicas[0].activations.active().version]
-    while walked[-1] != 0:
-        walked.append(replicas[len(walked) % 3].activations.rollback().version)
-    assert all(one != other for one, other in pairwise(walked))
-
-
 def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
     replicas: list[Registry], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,13 +99,3 @@ def test_a_start_does_not_migrate_where_that_is_off(
     assert f"revision {HEAD}" in capsys.readouterr().out
     assert [record.version for record in registry.list()] == [0]
     registry.close()
-
-
-@pytest.mark.parametrize("change", ["DELETE FROM activations", "UPDATE calibrators SET method = 'x'"])
-def test_the_database_itself_refuses_to_change_the_record(
-    replicas: list[Registry], url: str, change: str
-) -> None:
-    database = Database(url)
-    with pytest.raises(ProgrammingError, match="is append-only"), database.write() as connection:
-        connection.exec_driver_sql(change)
-    database.close()

@@ -52,7 +52,6 @@ def watched(thread: int) -> Iterator[set[str]]:
 
 
 def event_loop_of(service: Service) -> int:
-    """Identify the thread that serves."""
     (thread,) = (one for one in threading.enumerate() if getattr(one, "_target", None) == service.server.run)
     assert thread.ident is not None
     return thread.ident

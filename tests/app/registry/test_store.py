@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -65,8 +66,12 @@ def registry(path: Path) -> Iterator[Registry]:
     registry.close()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(path: Path, request: pytest.FixtureRequest) -> str:
+    return f"sqlite:///{path}" if request.param == "sqlite" else request.getfixturevalue("url")
+
+
 def add(registry: Registry, *, activate: bool = False, artifact: bytes = b"bytes") -> int:
-    """Record a fit and its calibrator."""
     fit = registry.fits.add(secrets.token_hex(8), "ts", ActivatePolicy.ALWAYS, 7)
     version, _ = registry.record_fit(fit, fitted(artifact=artifact), lambda _: Decision(activate, "so"))
     return version
@@ -205,22 +210,47 @@ def test_other_bytes_than_were_recorded_are_refused(registry: Registry, path: Pa
         registry.artifact(1)
 
 
-def test_threads_that_activate_at_once_leave_one_chain(registry: Registry) -> None:
-    versions = [add(registry) for _ in range(4)]
+def test_threads_and_replicas_that_activate_at_once_leave_one_chain(database_url: str) -> None:
+    replicas = [Registry(database_url, DIGITS, owner=f"r{number}") for number in range(3)]
 
-    def work(version: int) -> None:
-        for _ in range(10):
+    def work(registry: Registry, version: int) -> None:
+        for _ in range(15):
             registry.activations.activate(version)
 
-    threads = [threading.Thread(target=work, args=(version,)) for version in versions]
+    pairs = [(replicas[number % 3], add(replicas[0])) for number in range(4)]
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    walked = [registry.activations.active().version]
+    walked = [replicas[0].activations.active().version]
     while walked[-1] != 0:
-        walked.append(registry.activations.rollback().version)
+        walked.append(replicas[len(walked) % 3].activations.rollback().version)
     assert all(one != other for one, other in pairwise(walked))
+    for registry in replicas:
+        registry.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM calibrators",
+        "UPDATE calibrators SET method = 'x'",
+        "DELETE FROM activations",
+        "UPDATE activations SET reason = 'x'",
+        "DELETE FROM audit",
+        "UPDATE audit SET actor = 'x'",
+        "TRUNCATE audit",
+    ],
+)
+def test_the_database_itself_refuses_to_change_the_record(database_url: str, change: str) -> None:
+    if change.startswith("TRUNCATE") and database_url.startswith("sqlite"):
+        pytest.skip("SQLite has no TRUNCATE")
+    registry = Registry(database_url, DIGITS, owner="me")
+    registry.activations.activate(add(registry))
+    with pytest.raises(DBAPIError, match="is append-only"), registry.database.write() as connection:
+        connection.exec_driver_sql(change)
+    registry.close()
 
 
 def test_a_fit_that_is_over_stays_as_it_ended(registry: Registry) -> None:
@@ -317,13 +347,9 @@ def test_lists_come_in_pages(registry: Registry) -> None:
     assert registry.fits.list(10, before=newest[-1].id) == []
 
 
-@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
-def test_pruning_keeps_the_newest_the_active_and_the_last_ones(
-    database: str, path: Path, request: pytest.FixtureRequest
-) -> None:
-    url = f"sqlite:///{path}" if database == "sqlite" else request.getfixturevalue("url")
-    registry = Registry(url, DIGITS, owner="me")
-    other = Registry(url, OTHERS[0], owner="other")
+def test_pruning_keeps_the_newest_the_active_and_the_last_ones(database_url: str) -> None:
+    registry = Registry(database_url, DIGITS, owner="me")
+    other = Registry(database_url, OTHERS[0], owner="other")
     versions = [add(registry) for _ in range(6)]
     foreign = add(other)
     for version in (2, 3, 4):

@@ -46,7 +46,6 @@ def given(names: Sequence[str], rows: int = ROWS, seed: int = 0) -> Given:
 
 
 def frame(one: Given, labels: Any = None, **more: Any) -> pd.DataFrame:
-    """A table with one column for each class."""
     table = pd.DataFrame(one.scores, columns=list(one.names))
     return table.assign(label=one.named_labels() if labels is None else labels, **more)
 
@@ -104,7 +103,6 @@ def read(
     *,
     is_served: bool = True,
 ) -> StoredSet:
-    """Read a file as the worker and the commands do."""
     folder.mkdir(exist_ok=True)
     (folder / "body").write_bytes(data)
     part = FilePart(folder / "body", 0, len(data))

@@ -33,7 +33,6 @@ def written(form: str, one: Given, labels: Any = None, **more: Any) -> bytes:
 
 
 def in_order(one: Given, order: Sequence[int]) -> Given:
-    """The same set with its columns in another order."""
     places = np.argsort(order)
     return Given(one.scores[:, order], [one.names[k] for k in order], places[one.labels])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import psutil
 import pytest
@@ -14,6 +14,9 @@ import pytest
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_isolation import Load
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
+from tests.app.waiting import until
+
+wait = partial(until, seconds=120)
 
 pytestmark = pytest.mark.long
 
@@ -25,15 +28,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield one
 
 
-def wait(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def ready(service: Service) -> list[str]:
-    """Give the starts that the log tells of."""
     return re.findall(r"Application startup complete", service.log())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +52,6 @@ def everywhere(service: Service, model: str) -> set[int]:
 
 
 def reach(service: Service, model: str, version: int) -> None:
-    """Wait until every process serves the version of a model."""
     wait(lambda: everywhere(service, model) == {version})
 
 
@@ -114,10 +112,7 @@ def test_models_start_without_their_database_and_are_activated_once_it_is_back(
             assert (everywhere(service, "south"), everywhere(service, "north")) == ({version}, {0})
         finally:
             postgresql.start()
-        deadline = time.monotonic() + 60
-        while not service.client.post("/calibrators/0/activate", params={"model": "south"}).is_success:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        wait(lambda: service.client.post("/calibrators/0/activate", params={"model": "south"}).is_success)
         reach(service, "south", 0)
         newer = fit(service.client, model="north")
         reach(service, "north", newer)

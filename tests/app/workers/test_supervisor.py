@@ -194,7 +194,8 @@ class Taken(asyncio.Protocol):
         self.connections.discard(self)
 
 
-def test_connections_that_arrive_together_are_shared_and_the_last_are_accepted(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_connections_that_arrive_together_are_shared_and_the_last_are_accepted(tmp_path: Path) -> None:
     """A process that is behind, but does not accept, loses a connection within 20 ms."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
@@ -218,30 +219,26 @@ def test_connections_that_arrive_together_are_shared_and_the_last_are_accepted(t
             while sum(counts()) < count:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
 
-    async def scenario() -> None:
-        acceptors = [
-            Acceptor(listeners[index], cast("Any", servers[index]), tables[index], index)
-            for index in range(2)
-        ]
-        clients = [await asyncio.open_connection(*address) for _ in range(16)]
-        await reached(16)
-        assert min(counts()) >= 6
-        await acceptors[0].close()
-        tables[0].write(0, 0)  # it accepts no more
-        clients.append(await asyncio.open_connection(*address))
-        await reached(17)
-        for _ in range(4):
-            (late := socket.socket()).connect(address)
-            clients.append(await asyncio.open_connection(sock=late))
-        await acceptors[1].close()
-        with pytest.raises(ConnectionRefusedError):
-            await asyncio.open_connection(*address)
-        await reached(21)
-        for _, writer in clients:
-            writer.close()
-            await writer.wait_closed()
-
-    asyncio.run(scenario())
+    acceptors = [
+        Acceptor(listeners[index], cast("Any", servers[index]), tables[index], index) for index in range(2)
+    ]
+    clients = [await asyncio.open_connection(*address) for _ in range(16)]
+    await reached(16)
+    assert min(counts()) >= 6
+    await acceptors[0].close()
+    tables[0].write(0, 0)  # it accepts no more
+    clients.append(await asyncio.open_connection(*address))
+    await reached(17)
+    for _ in range(4):
+        (late := socket.socket()).connect(address)
+        clients.append(await asyncio.open_connection(sock=late))
+    await acceptors[1].close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*address)
+    await reached(21)
+    for _, writer in clients:
+        writer.close()
+        await writer.wait_closed()
 
 
 def test_options_reach_the_processes(tmp_path: Path) -> None:

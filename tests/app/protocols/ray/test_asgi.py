@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from boxcal.app.protocols.ray.asgi import ServedApp
+
+pytestmark = pytest.mark.anyio
 
 RESPONSE: list[Message] = [
     {"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"own"), (b"x", b"y")]},
@@ -52,34 +55,28 @@ def into(sent: list[Message]) -> Send:
     return send
 
 
-def test_the_state_of_the_lifespan_reaches_requests_and_ray_adds_the_request_id_alone() -> None:
-    async def scenario() -> None:
-        app, served = await started()
-        sent: list[Message] = []
-        await served({"type": "http", "path": "/"}, nothing, into(sent))
-        assert app.seen == ["state", "http.request"]
-        assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
-
-    asyncio.run(scenario())
+async def test_the_state_of_the_lifespan_reaches_requests_and_ray_adds_the_request_id_alone() -> None:
+    app, served = await started()
+    sent: list[Message] = []
+    await served({"type": "http", "path": "/"}, nothing, into(sent))
+    assert app.seen == ["state", "http.request"]
+    assert sent == [{**RESPONSE[0], "headers": [(b"x", b"y")]}, RESPONSE[1]]
 
 
-def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
-    async def scenario() -> None:
-        app, served = await started()
-        disconnected = asyncio.Event()
+async def test_a_request_that_ray_cancels_receives_the_disconnection() -> None:
+    app, served = await started()
+    disconnected = asyncio.Event()
 
-        async def receive() -> Message:
-            await disconnected.wait()
-            return {"type": "http.disconnect"}
+    async def receive() -> Message:
+        await disconnected.wait()
+        return {"type": "http.disconnect"}
 
-        request = asyncio.create_task(served({"type": "http", "path": "/"}, receive, into([])))
-        await asyncio.sleep(0)
-        request.cancel()
-        await asyncio.sleep(0)
-        disconnected.set()
-        await asyncio.gather(request, return_exceptions=True)
-        assert request.cancelled()
-        assert app.ended.is_set()
-        assert app.seen == ["state", "http.disconnect"]
-
-    asyncio.run(scenario())
+    request = asyncio.create_task(served({"type": "http", "path": "/"}, receive, into([])))
+    await asyncio.sleep(0)
+    request.cancel()
+    await asyncio.sleep(0)
+    disconnected.set()
+    await asyncio.gather(request, return_exceptions=True)
+    assert request.cancelled()
+    assert app.ended.is_set()
+    assert app.seen == ["state", "http.disconnect"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from boxcal.app.protocols.ray.serve_config import ongoing_limit, read_config, replica_settings
+from tests.app.answering import Quiet, answering
 from tests.app.cli.conftest import Boxcal, boxcal
 
 __all__ = ["boxcal"]
@@ -80,17 +79,17 @@ def test_a_replica_needs_the_shared_registry_and_refuses_requests_itself(
     assert ongoing_limit(several) == 2048 + 64
 
 
-class Cluster(BaseHTTPRequestHandler):
+class Cluster(Quiet):
     """The routes of Ray's dashboard that `boxcal deploy` uses."""
 
     got: Any = None
     statuses: list[str]
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802
         type(self).got = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.answer({})
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802
         status = self.statuses.pop(0)
         self.answer({"applications": {"boxcal": {"status": status, "message": "no such model"}}})
 
@@ -101,18 +100,11 @@ class Cluster(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with HTTPServer(("127.0.0.1", 0), Cluster) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(Cluster) as url:
+        yield url
 
 
 def test_deploy_sends_the_config_and_waits(
