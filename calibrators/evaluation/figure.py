@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 Format = Literal["svg", "png"]
 
@@ -27,14 +29,19 @@ GREEN = "#2a8f5b"
 ORANGE = "#c8601b"
 PURPLE = "#7b4fa3"
 _writing = threading.Lock()
+FARTHEST = 1e-6
+"""Probabilities nearer to 0 and 1 are not shown along log odds."""
+ODDS_TICKS = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 1 - 1e-4, 1 - 1e-5]
 METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"}
 
 
 def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
-    """Draw the top-label reliability of a report, before and after calibration.
+    """Draw the reliability of a report, before and after calibration.
 
-    `report`: what `Report.to_dict` gives. Returns the image.
+    It is that of the predicted label, or that of the second of two classes along its log odds. `report`: what
+    `Report.to_dict` gives. Returns the image.
     """
+    events = report.get("events")
     figure = Figure(figsize=(11.0, 8.6), facecolor="white")
     grid = figure.add_gridspec(
         2,
@@ -53,17 +60,21 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
         diagram = figure.add_subplot(grid[0, column])
         histogram = figure.add_subplot(grid[1, column], sharex=diagram)
         data = report["reliability"][when]
-        draw_diagram(diagram, data)
-        draw_histogram(histogram, data, tallest)
+        if events:
+            draw_events(diagram, events[when], event_limits(events.values()))
+            draw_event_histogram(histogram, events[when]["histogram"])
+        else:
+            draw_diagram(diagram, data)
+            draw_histogram(histogram, data, tallest)
         write_heading(diagram, title, {name: values[when] for name, values in report["metrics"].items()})
         if when == "after":
             draw_bounds(diagram, report["bounds"], report["classes"])
         if column == 0:
-            diagram.set_ylabel("accuracy", color=INK)
+            diagram.set_ylabel("observed share of the second class" if events else "accuracy", color=INK)
             histogram.set_ylabel("samples", color=INK)
     write_caption(figure, report)
     marks = bound_marks(report["bounds"], report["classes"])
-    add_legend(figure, BAR_MARKS, height=0.022 if marks else 0.0)
+    add_legend(figure, EVENT_MARKS if events else BAR_MARKS, height=0.022 if marks else 0.0)
     if marks:
         add_legend(figure, marks)
     return render(figure, form)
@@ -157,6 +168,50 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
     _plain(axes)
 
 
+def event_limits(sides: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """Give the range of an axis of log odds that shows every bin and interval, of rare events too."""
+    bins = [part for side in sides for part in side["bins"]]
+    shown = [
+        part[name] for part in bins for name in ("probability", "observed", "observed_low", "observed_high")
+    ]
+    inside = [value for value in shown if FARTHEST < value < 1.0 - FARTHEST]
+    low, high = min([0.25, *inside]), max([0.75, *inside])
+    return low / (low + 2.0 * (1.0 - low)), high / (high + 0.5 * (1.0 - high))
+
+
+def draw_events(axes: Axes, side: dict[str, Any], limits: tuple[float, float]) -> None:
+    """Draw the bins of an event's probability along its log odds; a share of 0 or 1 stands at the edge."""
+    axes.set(xscale="logit", yscale="logit", xlim=limits, ylim=limits)
+    axes.plot(limits, limits, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
+    total = sum(part["count"] for part in side["bins"])
+    for part in side["bins"]:
+        names = {"confidence": "probability", "accuracy": "observed"}
+        names |= {f"accuracy_{end}": f"observed_{end}" for end in ("low", "high")}
+        draw_bin(
+            axes,
+            {name: min(max(part[of], limits[0]), limits[1]) for name, of in names.items()}
+            | {"count": part["count"]},
+            total,
+        )
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(FixedLocator([tick for tick in ODDS_TICKS if limits[0] <= tick <= limits[1]]))
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{100 * tick:g} %"))
+        axis.set_minor_locator(NullLocator())
+    axes.tick_params(labelbottom=False, colors=INK)
+    _plain(axes)
+
+
+def draw_event_histogram(axes: Axes, histogram: dict[str, Any]) -> None:
+    """Draw how many samples with and without the event have which probability, on a logarithmic scale."""
+    for name, color in (("others", FAINT), ("events", GREEN)):
+        axes.stairs(histogram[name], histogram["edges"], color=color, fill=name == "others", lw=1.6, zorder=3)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=0.7)
+    axes.set_xlabel("probability of the second class", color=INK)
+    axes.tick_params(colors=INK)
+    _plain(axes)
+
+
 def learned_bounds(bounds: dict[str, Any], classes: int) -> list[tuple[float, str, str]]:
     """Return position, line style and name of each learned bound on the confidence.
 
@@ -176,9 +231,11 @@ def learned_bounds(bounds: dict[str, Any], classes: int) -> list[tuple[float, st
 
 
 def draw_bounds(axes: Axes, bounds: dict[str, Any], classes: int) -> None:
-    """Draw the learned bounds, as their mean over folds and samples."""
+    """Draw the learned bounds on the confidence, as their mean over folds and samples."""
     for position, style, _ in learned_bounds(bounds, classes):
-        axes.axvline(position, color=INK, lw=1.2, ls=style, zorder=6)
+        # A ceiling on the probability of either of two classes is a floor under that of the other.
+        for place in (position, 1.0 - position) if classes == 2 else (position,):
+            axes.axvline(place, color=INK, lw=1.2, ls=style, zorder=6)
 
 
 def bound_marks(bounds: dict[str, Any], classes: int) -> list[Line2D]:
@@ -210,8 +267,9 @@ def write_heading(axes: Axes, title: str, metrics: dict[str, dict[str, Any]]) ->
 
 def write_caption(figure: Figure, report: dict[str, Any]) -> None:
     """Write the caption above all panels."""
+    of = "Reliability of the second class" if report.get("events") else "Top-label reliability"
     text = (
-        f"Top-label reliability: {report['samples']:,} samples, {report['classes']:,} classes,"
+        f"{of}: {report['samples']:,} samples, {report['classes']:,} classes,"
         f" each judged by a fit that never saw it ({report['folds']} folds)"
     )
     figure.text(0.065, 0.965, text, fontsize=11, color=INK)
@@ -223,6 +281,12 @@ BAR_MARKS = [
     Patch(color=BAND, label="95 % band if calibrated"),
     Line2D([], [], color=GREEN, lw=1.8, label="accuracy"),
     Line2D([], [], color=PURPLE, lw=1.8, ls=(0, (3, 1.5)), label="mean confidence"),
+]
+EVENT_MARKS = [
+    BAR_MARKS[0],
+    Line2D([], [], color=FAINT, ls=(0, (4, 3)), label="calibrated"),
+    Line2D([], [], color=GREEN, lw=1.6, label="samples of the second class"),
+    Patch(color=FAINT, label="samples of the first class"),
 ]
 
 

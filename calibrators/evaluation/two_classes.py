@@ -1,7 +1,8 @@
 """Two classes: what risk models are asked for, of the probability p of the second class, the event.
 
-The ratio of observed to expected events, the calibration intercept and slope (Cox 1958), and Spiegelhalter's
-test (1986). Intervals are from sandwich variances, in which samples of a group count together.
+The ratio of observed to expected events, the calibration intercept and slope (Cox 1958), Spiegelhalter's
+test (1986), and a reliability curve. Intervals are from sandwich variances, in which samples of a group count
+together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate
+from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate, proportion_estimate
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
 
 STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
@@ -20,6 +21,7 @@ STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
 SMALLEST = 1e-15
 """Of p and of 1 - p, for their log odds."""
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+BINS, HISTOGRAM_BINS = 10, 40
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class EventCalibration:
     slope: Estimate  # Of the log odds; below 1 they are too extreme, unknown where they separate the classes
     z: float  # Spiegelhalter's statistic, standard normal if calibrated
     p_value: float
+    curve: dict[str, Any]  # `bins` and `histogram`; see `event_curve`
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as a JSON-ready document: what is not finite becomes None."""
@@ -44,7 +47,48 @@ class EventCalibration:
             "intercept": self.intercept.to_dict(),
             "slope": self.slope.to_dict(),
             "spiegelhalter": {"z": self.z if known else None, "p_value": self.p_value if known else None},
+            **self.curve,
         }
+
+
+def event_curve(p: Vector, y: Vector, weights: Vector) -> dict[str, Any]:
+    """Return the data of a reliability curve on the axis of the log odds, for JSON.
+
+    `p`: (N,), probabilities of the event. `y`: (N,), 1 where it happened, else 0. `weights`: (N,).
+
+    Returns `bins`, at most ten, each with its `count`, `probability` (the mean), `observed` (the share of
+    events), and the 95 % interval of this, `observed_low` to `observed_high`. All have about the same sum of
+    p (1 - p), the information on log odds: bins of equal mass hold no event where one sample in a hundred has
+    one. Equal probabilities are in one bin. `histogram` counts `events` and `others` between `edges`, which
+    are equally spaced log odds.
+    """
+    values, index = np.unique(p, return_inverse=True)
+    information = np.bincount(index, weights=weights * p * (1.0 - p))
+    middle = (np.cumsum(information) - information / 2) / max(information.sum(), SMALLEST)
+    bins = np.minimum((BINS * middle).astype(np.int64), BINS - 1)[index]
+    found = []
+    for inside in (bins == number for number in np.unique(bins)):
+        observed = proportion_estimate(y[inside], weights[inside])
+        found.append(
+            {
+                "count": int(inside.sum()),
+                "probability": float(np.average(p[inside], weights=weights[inside])),
+                "observed": observed.value,
+                "observed_low": observed.low,
+                "observed_high": observed.high,
+            }
+        )
+    odds = _log_odds(values[[0, -1]])
+    low, high = (odds[0] - 0.5, odds[1] + 0.5) if odds[0] == odds[1] else odds
+    edges = np.linspace(low, high, HISTOGRAM_BINS + 1)
+    sides = {"events": y == 1.0, "others": y == 0.0}
+    counts = {name: np.histogram(_log_odds(p[side]), edges)[0].tolist() for name, side in sides.items()}
+    shown = 1.0 / (1.0 + np.exp(-edges))
+    return {"bins": found, "histogram": {"edges": shown.tolist(), **counts}}
+
+
+def _log_odds(p: Vector) -> Vector:
+    return np.log(np.clip(p, SMALLEST, None)) - np.log(np.clip(1.0 - p, SMALLEST, None))
 
 
 def event_calibration(scored: Outcomes) -> EventCalibration | None:
@@ -67,7 +111,7 @@ def event_calibration(scored: Outcomes) -> EventCalibration | None:
         value = observed / expected
         error = math.sqrt(spread((y - value * p)[:, None])[0, 0]) / observed
         ratio = Estimate(value, value * math.exp(-NORMAL * error), value * math.exp(NORMAL * error))
-    odds = np.log(np.clip(p, SMALLEST, None)) - np.log(np.clip(1.0 - p, SMALLEST, None))
+    odds = _log_odds(p)
     ones = np.ones((len(y), 1))
     (intercept,) = _logistic(ones, odds, y, weights, spread) or (UNKNOWN,)
     *_, slope = _logistic(np.column_stack([ones, odds]), 0.0 * odds, y, weights, spread) or (UNKNOWN,)
@@ -76,9 +120,9 @@ def event_calibration(scored: Outcomes) -> EventCalibration | None:
     if scored.groups is not None:
         variance = spread(excess[:, None])[0, 0]
     z = float(weights @ excess) / math.sqrt(variance) if variance > 0 else math.nan
-    return EventCalibration(
-        observed, expected, ratio, intercept, slope, z, math.erfc(abs(z) / math.sqrt(2.0))
-    )
+    p_value = math.erfc(abs(z) / math.sqrt(2.0))
+    curve = event_curve(p, y, weights)
+    return EventCalibration(observed, expected, ratio, intercept, slope, z, p_value, curve)
 
 
 def _logistic(inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: Any) -> list[Estimate]:

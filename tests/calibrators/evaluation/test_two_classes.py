@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 
+from boxcal.calibrators.evaluation.figure import event_limits
 from boxcal.calibrators.evaluation.outcomes import kept_rows, outcomes
+from boxcal.calibrators.evaluation.reliability import reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration
+from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration, event_curve
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -97,6 +99,46 @@ def test_probabilities_of_0_and_1_are_judged() -> None:
     found = judged(np.array([0.0, 1.0, 0.3, 0.5]), np.array([1, 1, 0, 1]))
     assert math.isfinite(found.ratio.value)
     assert math.isfinite(found.z)
+
+
+def test_the_curve_has_bins_of_equal_information() -> None:
+    """Of 10 samples at .1, 4 at .5 and 10 at .9, p (1 - p) sums to .9, 1 and .9: tenths 1, 5 and 8 of 2.8."""
+    p = np.repeat([0.1, 0.5, 0.9], [10, 4, 10])
+    y = np.zeros(24)
+    y[[0, 10, 11, *range(15, 24)]] = 1.0
+    curve = event_curve(p, y, np.ones(24))
+    assert [one["count"] for one in curve["bins"]] == [10, 4, 10]
+    assert [one["observed"] for one in curve["bins"]] == [0.1, 0.5, 0.9]
+    assert [one["probability"] for one in curve["bins"]] == pytest.approx([0.1, 0.5, 0.9], abs=1e-15)
+    # Wilson's interval of 1 in 10.
+    assert curve["bins"][0]["observed_low"] == pytest.approx(0.017876, abs=1e-6)
+    assert curve["bins"][0]["observed_high"] == pytest.approx(0.404150, abs=1e-6)
+    edges = curve["histogram"]["edges"]
+    assert edges[0] == pytest.approx(0.1)
+    assert edges[20] == pytest.approx(0.5)
+    assert sum(curve["histogram"]["events"]) == 12
+    assert sum(curve["histogram"]["others"]) == 12
+
+
+def test_every_bin_of_rare_events_has_some() -> None:
+    rng = np.random.default_rng(0)
+    odds = rng.normal(-5.5, 1.5, 20_000)
+    p = 1.0 / (1.0 + np.exp(-odds))
+    curve = event_curve(p, (rng.random(20_000) < p).astype(np.float64), np.ones(20_000))
+    events = [one["count"] * one["observed"] for one in curve["bins"]]
+    assert 200 < sum(events) < 260
+    assert min(events) >= 12
+
+
+def test_the_diagram_of_two_classes_is_that_of_the_event() -> None:
+    p, y = drawn(600, slope=0.5)
+    logits = np.column_stack([np.zeros(600), np.log(p / (1 - p))])
+    document = cross_fitted_report("vector", logits, y).to_dict()
+    low, high = event_limits(document["events"].values())
+    assert 0.0 < low < 0.02
+    assert 0.75 < high < 1.0
+    changed = {**document, "events": None}
+    assert reliability_svg(document) != reliability_svg(changed)
 
 
 def test_a_report_shows_them_before_and_after() -> None:
