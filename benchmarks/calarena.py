@@ -12,10 +12,8 @@ than the unchanged probabilities; and the median processor time of its fits besi
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
-import json
 import sys
 import time
 import warnings
@@ -34,6 +32,8 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks import command_line
+from benchmarks.paper.sets import read
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.api import fit_data
@@ -128,11 +128,10 @@ CLASSIFIERS: dict[str, Callable[[int], Any]] = {
 
 
 def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
-    """Give every split of every set."""
     for file in (file for folder in folders for file in sorted(folder.glob("*/val.npz"))):
-        parts = [np.load(path) for path in (file, file.with_name("test.npz")) if path.exists()]
-        logits = np.concatenate([_logits(part) for part in parts])
-        labels = np.concatenate([part["labels"] for part in parts])
+        parts = [read(path) for path in (file, file.with_name("test.npz")) if path.exists()]
+        logits = np.concatenate([part.scores for part in parts])
+        labels = np.concatenate([part.labels for part in parts])
         if logits.shape[1] > MOST_CLASSES:
             continue
         for seed in range(splits):
@@ -150,11 +149,6 @@ def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
                     model = classifier(seed).fit(x, y)
                     rows = [np.log(np.maximum(model.predict_proba(part), TINY)) for part in (val, test)]
                 yield Split(f"{name}/{kind}", rows[0], val_y, rows[1], test_y)
-
-
-def _logits(part: Any) -> Floats:
-    found: Floats = part["logits" if "logits" in part else "probabilities"].astype(np.float64)
-    return found if "logits" in part else np.log(np.maximum(found, TINY))
 
 
 def answers(split: Split, names: list[str] | None) -> Iterator[tuple[str, Floats, float]]:
@@ -194,12 +188,10 @@ def answers(split: Split, names: list[str] | None) -> Iterator[tuple[str, Floats
 
 
 def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
-    """Give the loss of every row, nats."""
     return -np.log(np.clip(p[np.arange(len(labels)), labels], FLOOR, 1.0))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Lay out win rate, regret, share made worse and time of every method, as Markdown."""
     share = {name: np.mean([name in row["losses"] for row in rows]) for row in rows for name in row["losses"]}
     names = [name for name, of_rows in share.items() if of_rows > 0.9]
     rows = [row for row in rows if all(name in row["losses"] for name in names)]
@@ -224,15 +216,11 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run the experiments and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--only", choices=("two", "many"))
     parser.add_argument("--methods", default="")
-    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     names = given.methods.split(";") if given.methods else None
     families: dict[str, list[dict[str, Any]]] = {"two": [], "many": []}
@@ -251,8 +239,6 @@ def main() -> None:
             sep="  ",
             file=sys.stderr,
         )
-        if given.json is not None:
-            given.json.write_text(json.dumps(families))
     for family, rows in families.items():
         if rows:
             sets = len({row["set"] for row in rows})

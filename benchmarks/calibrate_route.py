@@ -10,60 +10,40 @@ from __future__ import annotations
 import base64
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
-from benchmarks.serving.payloads import Request, for_boxcal, free_port, random_logits, raw
-from benchmarks.serving.peers.work import softmax_json
-from benchmarks.serving.running import BOXCAL, run_part, started
+from benchmarks.serving.contestants import PEERS
+from benchmarks.serving.limits import logits
+from benchmarks.serving.payloads import for_boxcal, free_port, random_logits, raw
+from benchmarks.serving.running import run_part, service, started
 
-PEERS = Path(__file__).parent / "serving" / "peers"
 CONNECTIONS = 16
 SECONDS = 3.0
-SERVERS = {
-    "boxcal": (BOXCAL, "/health/ready"),
-    "plain FastAPI": ([sys.executable, str(PEERS / "plain_fastapi.py")], "/ready"),
-}
+PHASES = [
+    {"name": "warm-up", "seconds": 0.5, "connections": CONNECTIONS},
+    {"name": "lone", "seconds": 0.5, "connections": 1},
+    {"name": "saturation", "seconds": SECONDS, "connections": CONNECTIONS},
+]
 
 
 @contextmanager
-def serving(name: str, port: int) -> Iterator[psutil.Process]:
-    """Run one of the servers in a separate process while the block runs."""
-    command, ready = SERVERS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "BENCH_PORT": str(port),
-            "BENCH_TASK": "logits",
-            "BOXCAL_PORT": str(port),
-            "BOXCAL_DATA_DIR": folder,
-            "BOXCAL_MODEL": "torchvision:mobilenet_v3_small",  # any with 1000 classes
-            "BOXCAL_WEIGHTS": "random",
-        }
-        with started(command, f"http://127.0.0.1:{port}{ready}", settings) as process:
-            yield process
+def plain_fastapi() -> Iterator[tuple[int, psutil.Popen]]:
+    port = free_port()
+    command, settings = [sys.executable, str(PEERS / "plain_fastapi.py")], {"BENCH_TASK": "logits"}
+    with started(command, f"http://127.0.0.1:{port}/ready", settings | {"BENCH_PORT": str(port)}) as process:
+        yield port, process
 
 
 def served(name: str, bodies: list[bytes]) -> dict[str, float]:
     """Measure one server: responses/s at saturation, median latency of one client, CPU time."""
-    port = free_port()
-    asked: list[Request] = [
-        for_boxcal("logits", body) if name == "boxcal" else raw("logits", body) for body in bodies
-    ]
-    plan = {
-        "port": port,
-        "requests": [base64.b64encode(request.encoded(port)).decode() for request in asked],
-        "phases": [
-            {"name": "warm-up", "seconds": 0.5, "connections": CONNECTIONS},
-            {"name": "lone", "seconds": 0.5, "connections": 1},
-            {"name": "saturation", "seconds": SECONDS, "connections": CONNECTIONS},
-        ],
-    }
-    with serving(name, port) as process:
+    ours = service(model="torchvision:mobilenet_v3_small", weights="random")  # any with 1000 classes
+    server, request = (ours, for_boxcal) if name == "boxcal" else (plain_fastapi(), raw)
+    with server as (port, process):
+        encoded = [base64.b64encode(request("logits", body).encoded(port)).decode() for body in bodies]
+        plan = {"port": port, "requests": encoded, "phases": PHASES}
         used = process.cpu_times()
         warm, lone, full = run_part("load", plan=plan)
         spent = process.cpu_times()
@@ -77,21 +57,11 @@ def served(name: str, bodies: list[bytes]) -> dict[str, float]:
     }
 
 
-def bare(bodies: list[bytes]) -> float:
-    """Measure the loop without a server, in rows/s."""
-    count, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < SECONDS / 2:
-        softmax_json(bodies[count % len(bodies)])
-        count += 1
-    return count / elapsed
-
-
 def main(rounds: int) -> None:
-    """Measure, and print each round and the medians of the ratios."""
     bodies = random_logits(64)
     ratios = []
     for _ in range(rounds):
-        loop = bare(bodies)
+        loop = logits(bodies, SECONDS / 2)["limit"]
         plain = served("plain FastAPI", bodies)
         ours = served("boxcal", bodies)
         ratios.append((ours["rate"] / plain["rate"], ours["rate"] / loop, plain["rate"] / loop))

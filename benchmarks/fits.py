@@ -11,7 +11,6 @@ run from each of several starts with the closed-form gradient, to determine the 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import math
 import resource
@@ -28,6 +27,7 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from torch import Tensor
 
+from benchmarks import command_line
 from boxcal.calibrators import fit
 from boxcal.calibrators.operator.uniform import SortedRows
 
@@ -45,16 +45,13 @@ class Scores(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier whose decision function is its input, for scikit-learn's calibration."""
 
     def fit(self, X: NDArray[np.float64], y: NDArray[np.int64]) -> Scores:
-        """Remember the classes."""
         self.classes_ = np.arange(X.shape[1])
         return self
 
     def decision_function(self, X: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the logits."""
         return X
 
     def predict(self, X: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the largest."""
         largest: NDArray[np.int64] = X.argmax(axis=1)
         return largest
 
@@ -70,7 +67,6 @@ def overconfident(num_samples: int, num_classes: int) -> tuple[Tensor, Tensor]:
 
 
 def seconds(work: Callable[[], object], repeats: int = 3) -> float:
-    """Return the minimum wall-clock time of a few runs."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
@@ -80,12 +76,10 @@ def seconds(work: Callable[[], object], repeats: int = 3) -> float:
 
 
 def row(*cells: object) -> None:
-    """Print one row of the table."""
     print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def temperature(num_classes: int = 100) -> None:
-    """Compare `ts` with scikit-learn's temperature scaling."""
     logits, labels = overconfident(SAMPLES, num_classes)
     X, y = logits.double().numpy(), labels.numpy()
     frozen = FrozenEstimator(Scores().fit(X, y))
@@ -188,7 +182,6 @@ def memory() -> None:
 
 
 def peak(num_samples: int, num_classes: int) -> None:
-    """Fit once in this process and print its peak memory."""
     logits, labels = overconfident(num_samples, num_classes)
     fit("pb", logits, labels)
     print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
@@ -204,10 +197,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 
 def main() -> None:
-    """Run the requested parts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
     torch.set_num_threads(1)

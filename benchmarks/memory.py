@@ -16,10 +16,9 @@ import time
 
 import httpx
 import numpy as np
-import psutil
 from PIL import Image
 
-from benchmarks.overload import HOST, serving
+from benchmarks.serving.running import service
 
 Request = tuple[str, bytes, str]
 READINGS = 12
@@ -27,7 +26,6 @@ CLASSES = 1000
 
 
 def encoded(rng: np.random.Generator, side: int, kind: str) -> bytes:
-    """Encode an image of smooth noise."""
     coarse = Image.fromarray(rng.integers(0, 256, (12, 12, 3), dtype=np.uint8))
     stream = io.BytesIO()
     coarse.resize((side, max(40, side * 3 // 4)), Image.Resampling.BICUBIC).save(stream, kind)
@@ -35,7 +33,6 @@ def encoded(rng: np.random.Generator, side: int, kind: str) -> bytes:
 
 
 def array(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> bytes:
-    """Write an array as `.npy`."""
     stream = io.BytesIO()
     np.save(stream, values)
     return stream.getvalue()
@@ -64,7 +61,6 @@ def requests(seed: int) -> list[Request]:
 
 
 def main() -> None:
-    """Send the requests, read the memory and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("minutes", type=float, nargs="?", default=60.0)
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second")
@@ -75,8 +71,8 @@ def main() -> None:
     statuses: dict[int, int] = {}
     readings: list[float] = []
     with (
-        serving(options.model) as (port, service),
-        httpx.Client(base_url=f"http://{HOST}:{port}", timeout=60) as client,
+        service(model=options.model, weights="random") as (port, process),
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
     ):
         began = due = time.monotonic()
         for reading in range(READINGS + 1):
@@ -88,7 +84,7 @@ def main() -> None:
                 statuses[status] = statuses.get(status, 0) + 1
                 due += 1 / options.rate
             time.sleep(0.5)
-            readings.append(megabytes(service))
+            readings.append(process.memory_info().rss / 2**20)
             minutes = (time.monotonic() - began) / 60
             print(f"{minutes:5.1f} min: {readings[-1]:.0f} MB, answers {statuses}", flush=True)
     quarter = READINGS // 4
@@ -99,11 +95,6 @@ def main() -> None:
         f"{sum(statuses.values())} requests in {options.minutes:g} minutes: {second:.0f} MB in the second "
         f"quarter, {last:.0f} MB in the last ({(last / second - 1) * 100:+.1f} %)"
     )
-
-
-def megabytes(service: psutil.Process) -> float:
-    """Return the resident memory of a process in MB."""
-    return float(service.memory_info().rss) / 2**20
 
 
 if __name__ == "__main__":

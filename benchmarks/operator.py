@@ -13,7 +13,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,12 +40,10 @@ class Nothing(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, rows: Tensor) -> Tensor:
-        """Return a result of the input's shape."""
         return torch.empty_like(rows)
 
     @staticmethod
     def backward(_ctx: Any, upstream: Tensor) -> Tensor:
-        """Return a gradient of the same shape."""
         return torch.empty_like(upstream)
 
 
@@ -114,14 +112,23 @@ def alternate(sides: dict[str, Call], *, rounds: int) -> dict[str, list[float]]:
         began = clock()
         call()
         repeats[name] = max(1, int(0.004 / (clock() - began)))
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+
+    def seconds(name: str) -> float:
+        began = clock()
+        for _ in range(repeats[name]):
+            sides[name]()
+        return (clock() - began) / repeats[name]
+
+    return in_turns(sides, rounds, seconds)
+
+
+def in_turns(names: Iterable[str], rounds: int, seconds: Callable[[str], float]) -> dict[str, list[float]]:
+    """Time each side once per round."""
+    found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name, call in sides.items():
-            began = clock()
-            for _ in range(repeats[name]):
-                call()
-            seconds[name].append((clock() - began) / repeats[name])
-    return seconds
+        for name, times in found.items():
+            times.append(seconds(name))
+    return found
 
 
 def slow_seconds(call: Call) -> float:
@@ -147,7 +154,6 @@ def peak_bytes(call: Call) -> int:
 
 
 def processor() -> str:
-    """Return the name of the CPU on Linux, otherwise its architecture."""
     described = Path("/proc/cpuinfo")
     lines = described.read_text().splitlines() if described.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -160,12 +166,10 @@ def _status(field: str) -> int:
 
 
 def softmax(rows: Tensor) -> Tensor:
-    """Compute the softmax that is the reference."""
     return torch.softmax(rows, -1)
 
 
 def training_step(name: str, function: Callable[[Tensor], Tensor], logits: Tensor) -> dict[str, Call]:
-    """Return both parts of a training step: the forward pass that stores tensors, and the backward pass."""
     rows = logits.clone().requires_grad_()
     answer, upstream = function(rows), torch.randn_like(logits)
     return {
@@ -191,7 +195,6 @@ def others(logits: Tensor, lower: Tensor, upper: Tensor) -> dict[str, Call]:
 
 
 def _convex_layer(classes: int) -> Any:
-    """Write the operator as a convex program for cvxpylayers."""
     cvxpy = importlib.import_module("cvxpy")
     layers = importlib.import_module("cvxpylayers.torch")
     p, (g, a, b) = cvxpy.Variable(classes), (cvxpy.Parameter(classes) for _ in range(3))
@@ -202,7 +205,6 @@ def _convex_layer(classes: int) -> Any:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Measure every size with all bounds."""
     table = []
     for rows, classes in SIZES:
         for box, (logits, lower, upper) in problems(rows, classes).items():
@@ -251,7 +253,6 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def line(entry: dict[str, Any]) -> str:
-    """Return one row of the printed table."""
     extra = "".join(
         f"  {name} {entry[key] / entry['forward_ours']:,.0f}x"
         for name in ("authors", "cvxpylayers")
@@ -292,7 +293,6 @@ def plot(table: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.operator import paper_problem
+from benchmarks.operator import in_turns, paper_problem
 from boxcal.calibrators.operator import box_constrained_softmax
 
 RESULTS = Path(__file__).parent / "results" / "operator_gpu.json"
@@ -44,12 +44,9 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
         "uniform": lambda: box_constrained_softmax(logits, 0.0, half),
         "vector": lambda: box_constrained_softmax(logits, lower, upper),
     }
-    timings: dict[str, list[float]] = {name: [] for name in sides}
     for call in sides.values():
         seconds(call)
-    for _ in range(ROUNDS):
-        for name, call in sides.items():
-            timings[name].append(seconds(call))
+    timings = in_turns(sides, ROUNDS, lambda name: seconds(sides[name]))
     medians = {name: statistics.median(values) for name, values in timings.items()}
     copied = 2 * logits.nbytes / medians["copy"]
     moved = (4 * logits.nbytes + logits.numel()) / medians["vector"]
@@ -63,7 +60,6 @@ def measure(rows: int, classes: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print the table, write the results."""
     if not torch.cuda.is_available():
         sys.exit("this benchmark requires a CUDA device")
     results = []

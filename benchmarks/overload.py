@@ -14,11 +14,8 @@ import io
 import math
 import multiprocessing
 import statistics
-import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -26,17 +23,15 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from benchmarks.serving.load import OK, Connection, Generator, Outcome, Phase
-from benchmarks.serving.payloads import JPEG, Request, free_port
-from benchmarks.serving.running import BOXCAL, started
+from benchmarks.serving.payloads import JPEG, Request
+from benchmarks.serving.running import service
 
-HOST = "127.0.0.1"
 SATURATING = 16
 CONNECTIONS = 512
 """More connections than concurrent requests under overload, so that no request waits for one."""
 
 
 def generate(port: int, requests: list[bytes], phase: Phase) -> Outcome:
-    """Run one phase of load."""
     return Generator(port, requests).run(phase)
 
 
@@ -55,22 +50,6 @@ def check_health(port: int, seconds: float) -> list[float]:
     return took
 
 
-@contextmanager
-def serving(model: str) -> Iterator[tuple[int, psutil.Process]]:
-    """Run the service while the block runs."""
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        settings = {
-            "BOXCAL_PORT": str(port),
-            "BOXCAL_DATA_DIR": folder,
-            "BOXCAL_MODEL": model,
-            "BOXCAL_WEIGHTS": "random",
-        }
-        with started(BOXCAL, f"http://{HOST}:{port}/health/ready", settings) as process:
-            yield port, process
-        print(f"the service ended with status {process.wait()}")
-
-
 def photographs(side: int, count: int) -> list[bytes]:
     """Cut JPEG images from the photograph in scikit-learn."""
     photograph = Image.fromarray(load_sample_image("china.jpg"))
@@ -83,14 +62,13 @@ def photographs(side: int, count: int) -> list[bytes]:
 
 
 def watch(
-    load: Future[Outcome], port: int, service: psutil.Process, seconds: float
+    load: Future[Outcome], port: int, process: psutil.Process, seconds: float
 ) -> tuple[Outcome, list[float], list[float]]:
-    """While the load runs, check health and read the memory (in MB)."""
     late: list[float] = []
     memory: list[float] = []
     while not load.done():
         late += check_health(port, min(2.0, seconds / 10))
-        memory.append(service.memory_info().rss / 2**20)
+        memory.append(process.memory_info().rss / 2**20)
     return load.result(), late, memory
 
 
@@ -100,7 +78,6 @@ def quantile(values: list[float], share: float) -> float:
 
 
 def main() -> None:
-    """Measure the capacity, then the overload, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seconds", type=float, nargs="?", default=300.0)
     parser.add_argument("--times", type=float, default=3.0, help="of the capacity")
@@ -110,7 +87,7 @@ def main() -> None:
     path = f"/predict?timeout_ms={options.timeout_ms:g}"
     with (
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as other,
-        serving(options.model) as (port, service),
+        service(model=options.model, weights="random") as (port, process),
     ):
         requests = [Request(path, JPEG, image).encoded(port) for image in photographs(400, 16)]
 
@@ -124,7 +101,7 @@ def main() -> None:
             flush=True,
         )
         load = start("overload", options.seconds, CONNECTIONS, options.times * capacity)
-        outcome, late, memory = watch(load, port, service, options.seconds)
+        outcome, late, memory = watch(load, port, process, options.seconds)
         again = start("afterwards", 8.0, SATURATING).result().throughput
     answered = outcome.latencies
     refused, expired = outcome.refused.get("503", []), outcome.refused.get("504", [])

@@ -47,7 +47,6 @@ class Measured(NamedTuple):
 
 
 def starts(model: Path, folder: Path, mosec: str | None) -> dict[str, Start]:
-    """Name the servers."""
     port, python = str(free_port()), sys.executable
     ours = {"BOXCAL_PORT": port, "BOXCAL_DATA_DIR": str(folder / "data")}
     bench = {"BENCH_PORT": port, "BENCH_TASK": "images", "BENCH_MODEL": str(model)}
@@ -81,7 +80,6 @@ def measure(start: Start) -> tuple[Measured, set[str]]:
 
 
 def main(model: Path, rounds: int, mosec: str | None) -> None:
-    """Measure, and print the medians."""
     measured: dict[str, list[Measured]] = {}
     loaded: dict[str, set[str]] = {}
     for _ in range(rounds):

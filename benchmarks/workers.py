@@ -9,7 +9,6 @@ pillow. Images are measured with `--model`, `--labels` and `--images`; the offli
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -20,13 +19,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Task
+from benchmarks.serving.contestants import CONTESTANTS, OURS, TASKS, Model, Task, declared
 from benchmarks.serving.limits import images_as_served
 from benchmarks.serving.payloads import Request, free_port, random_logits, read_images
-from benchmarks.serving.peers.work import CROP, RESIZE
-from benchmarks.serving.running import BOXCAL, started
+from benchmarks.serving.running import service, started
 
-PEERS = Path(__file__).parent / "serving" / "peers"
 SCRIPT = """
 local bodies = {{}}
 for number = 1, {count} do
@@ -46,34 +43,6 @@ def require(condition: bool, found: object) -> None:
     """Stop the measurement if something did not do what it should."""
     if not condition:
         raise RuntimeError(f"unexpected: {found}")
-
-
-def boxcal(workers: int, folder: Path, model: str, labels: Path | None) -> ExitStack:
-    """Start the service; gives a stack whose `port` is the one that it listens on."""
-    port = free_port()
-    settings = {
-        "BOXCAL_WORKERS": str(workers),
-        "BOXCAL_MODEL": model,
-        "BOXCAL_PORT": str(port),
-        "BOXCAL_DATA_DIR": str(folder / f"data-{workers}"),
-        "BOXCAL_DEVICE": "cpu",
-    }
-    if labels is not None:
-        settings["BOXCAL_LABELS"] = str(labels)
-    stack = ExitStack()
-    stack.enter_context(started(BOXCAL, f"http://127.0.0.1:{port}/health/ready", settings))
-    time.sleep(6)  # the other processes
-    stack.port = port  # type: ignore[attr-defined]
-    return stack
-
-
-def declared(model: Path, folder: Path) -> Path:
-    """Put the declaration of the preprocessing beside a link to the model."""
-    (served := folder / "model.onnx").symlink_to(model)
-    half = [0.5, 0.5, 0.5]
-    preprocessing = {"resize": RESIZE, "crop": CROP, "mean": half, "std": half}
-    served.with_suffix(".json").write_text(json.dumps({"preprocessing": preprocessing}))
-    return served
 
 
 def script(folder: Path, name: str, requests: Sequence[Request]) -> Path:
@@ -100,7 +69,6 @@ def wrk(port: int, program: Path, seconds: float, connections: int) -> float:
 
 
 def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Start all servers, and load them in turns."""
     is_logits = task == "logits"
     bodies = random_logits(64) if is_logits else read_images(options.images)
     os.environ["BENCH_TASK"] = task
@@ -108,28 +76,21 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
     mosec = next(one for one in CONTESTANTS if one.name == "mosec")
     found: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        model = "logits:1000" if is_logits else f"onnx:{declared(options.model, folder)}"
+        settings: dict[str, object] = {"model": "logits:1000"}
+        if not is_logits:
+            settings = {"model": f"onnx:{declared(options.model, folder)}", "labels": options.labels}
         programs = {
             one.name: script(folder, f"{task}-{one.name}", [one.request(task, body) for body in bodies])
             for one in (ours, mosec)
         }
         targets = []
         for workers in (1, options.workers):
-            service = stack.enter_context(
-                boxcal(workers, folder / task, model, options.labels if not is_logits else None)
-            )
-            targets.append((f"boxcal, {workers}", service.port, programs[ours.name]))  # type: ignore[attr-defined]
+            port, _ = stack.enter_context(service(**settings, workers=workers, device="cpu"))
+            time.sleep(6)  # the other processes
+            targets.append((f"boxcal, {workers}", port, programs[ours.name]))
         if options.mosec:
             port = free_port()
-            command = [
-                options.mosec,
-                str(PEERS / "on_mosec.py"),
-                "--address",
-                "127.0.0.1",
-                "--port",
-                str(port),
-            ]
-            command += ["--timeout", "60000", "--log-level", "warning"]
+            command = mosec.launch(Path(options.mosec), Model(Path(), Path()), port, folder).command
             stack.enter_context(started(command, f"http://127.0.0.1:{port}/", {"BENCH_TASK": task}))
             time.sleep(6)  # the other processes
             targets.append((f"mosec, {os.cpu_count()}", port, programs[mosec.name]))
@@ -144,7 +105,6 @@ def measure(task: Task, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.workers", description=__doc__)
     parser.add_argument("--mosec", help="interpreter of an environment with mosec")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -163,7 +123,6 @@ def main() -> None:
                 continue
             if task == "images":
                 os.environ["BENCH_MODEL"] = str(options.model)
-            (Path(name) / task).mkdir()
             rates = {
                 name: statistics.median(rates) for name, rates in measure(task, options, Path(name)).items()
             }

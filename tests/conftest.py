@@ -33,7 +33,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_a_test)
-    PAUSES.check(item.nodeid)
+    PAUSES.check()
 
 
 def is_of_a_test(record: logging.LogRecord) -> bool:

@@ -21,9 +21,6 @@ from boxcal.app.observability.event_loop import EventLoopWatch
 MOST_SECONDS = 0.1
 BEAT_SECONDS = 0.01
 
-ALLOWED: Mapping[str, str] = {}
-"""Tests that may pause the event loop for longer, by the beginning of their names, and why."""
-
 
 class Pauses:
     """Watches the event loops of the services that the tests start in this process."""
@@ -98,15 +95,14 @@ class Pauses:
             beaten.wait(5)
 
     def clear(self) -> None:
-        """Begin a test."""
         self.settle()
         self._found.clear()
         self.longest = 0.0
 
-    def check(self, name: str) -> None:
-        """Fail a test that paused an event loop, unless it is allowed to."""
+    def check(self) -> None:
+        """Fail a test that paused an event loop."""
         self.settle()
-        if self._found and not name.startswith(tuple(ALLOWED)):
+        if self._found:
             pytest.fail(
                 f"The event loop computed for more than {MOST_SECONDS:g} s: " + "; ".join(self._found), False
             )

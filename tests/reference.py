@@ -39,11 +39,7 @@ def box_bisection(
 ) -> tuple[list[Decimal], list[bool]]:
     """Solve in 60 digits: bisect the sorted breakpoints of the sum for the root, then solve its linear piece.
 
-    Returns
-    -------
-    probabilities : list of K Decimal
-    free : list of K bool
-        The classes strictly between their bounds.
+    It gives the probabilities, and which classes are strictly between their bounds.
     """
     with localcontext() as context:
         context.prec = DIGITS

@@ -243,7 +243,6 @@ def copied(folder: Path) -> Path:
 
 
 def outcome(folder: Path, tests: str) -> int:
-    """Run tests in a copy of the tree; give the exit status of pytest."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode

@@ -58,7 +58,6 @@ FORBIDDEN = re.compile(
 
 
 def files() -> list[str]:
-    """Return the text files of the checkout that git tracks, relative to its root."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -70,7 +69,6 @@ def files() -> list[str]:
 
 
 def text_of(name: str) -> str | None:
-    """Return the text of a file, or None if it is binary."""
     content = (ROOT / name).read_bytes()
     try:
         return None if b"\0" in content else content.decode()
@@ -85,7 +83,6 @@ def words_in(text: str) -> Iterator[str]:
 
 
 def identifiers_in(source: str) -> Iterator[str]:
-    """Yield every forbidden name in Python source."""
     for token in tokenize.generate_tokens(iter(source.splitlines(keepends=True)).__next__):
         if token.type == tokenize.NAME and token.string in IDENTIFIERS:
             yield token.string

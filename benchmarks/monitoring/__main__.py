@@ -11,7 +11,6 @@ docs/monitoring.md are printed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import command_line
 from benchmarks.monitoring.detection import CHANGES, Record, delay_summary, delays, null, null_summary
 from benchmarks.monitoring.streams import Answers
 
@@ -77,7 +77,6 @@ def alarms(found: Summaries) -> list[list[str]]:
 
 
 def medians(found: Summaries) -> list[list[str]]:
-    """List the median delays."""
     lines = {
         "this test": "this test",
         "this test, 9 unlabelled rows a label": "this test, unlabelled",
@@ -115,12 +114,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Run what was asked for on each data set, and print the tables."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.monitoring",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--sets", nargs="+", help="default: all that the part uses")

@@ -74,7 +74,6 @@ def null(answers: Answers, index: int) -> Record:
 
 
 def null_summary(records: list[Record]) -> dict[str, Any]:
-    """Give the shares of streams with an alarm."""
     summary: dict[str, Any] = {}
     for key in records[0]:
         title, _, name = key.partition(" ")

@@ -17,15 +17,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of `ts`, fitted to the validation split, on the test split.
-
-    Attributes
-    ----------
-    law
-        (N, K) probabilities.
-    prior
-        (K,) mean answer to the validation split.
-    """
+    """The answers (N, K) of `ts` on the test split, and its mean answer (K,) to the validation split."""
 
     name: str
     law: Array
@@ -33,7 +25,6 @@ class Answers:
 
     @classmethod
     def of(cls, folder: Path) -> Answers:
-        """Fit `ts` to the validation split and answer the test split."""
         validation, test = read(folder / "val.npz"), read(folder / "test.npz")
         calibrator = fit("ts", validation.scores, validation.labels).on_arrays
         return cls(
@@ -44,7 +35,6 @@ class Answers:
 
     @property
     def size(self) -> int:
-        """K."""
         return int(self.law.shape[1])
 
 
@@ -57,7 +47,6 @@ class Stream:
     labels: Array
 
     def then(self, other: Stream) -> Stream:
-        """Append another stream."""
         return Stream(
             np.concatenate([self.index, other.index]),
             np.concatenate([self.law, other.law]),
@@ -74,7 +63,6 @@ def generator(seed: int, index: int) -> np.random.Generator:
 
 
 def drawn(law: Array, random: np.random.Generator) -> Array:
-    """Draw one label from each row (N, K)."""
     cumulated = law.cumsum(1)
     labels: Array = (cumulated > random.random((len(law), 1)) * cumulated[:, -1:]).argmax(1)
     return labels
@@ -92,7 +80,6 @@ def _anywhere(answers: Answers, count: int, random: np.random.Generator) -> Arra
 
 
 def calm(answers: Answers, count: int, random: np.random.Generator) -> Stream:
-    """Draw answers whose calibration is intact."""
     index = _anywhere(answers, count, random)
     law = answers.law[index]
     return Stream(index, law, drawn(law, random))

@@ -1,19 +1,18 @@
 """The paper's experiment: `python -m benchmarks.paper DATA...` fits and prints the tables of docs/results.md.
 
-    python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180] [--page]
+    python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180]
     python -m benchmarks.paper --runtime
 
 DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`. Each method is fitted to the
 given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
 result is stored at once in `benchmarks/results/paper`, and a run computes only what is missing. A method is
-not fitted again to a set once its fits have taken `LONG` seconds there. `--page` prints the tables of all
-that is stored. `--runtime` measures the run time of the operator, within two minutes, and draws the figure
-`docs/images/runtime.svg`.
+not fitted again to a set once its fits have taken `LONG` seconds there. `--minutes 0` prints the
+tables of all that is stored. `--runtime` measures the run time of the operator, within two minutes, and draws
+the figure `docs/images/runtime.svg`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import command_line
 from benchmarks.paper.cells import Cell, run
 from benchmarks.paper.page import page
 from benchmarks.paper.runtime import measure, plot
@@ -43,8 +43,6 @@ def commit() -> str:
 
 
 class Store:
-    """The stored results of one set."""
-
     def __init__(self, data_set: DataSet) -> None:
         self.path, self.commit = FOLDER / f"{data_set.name}.json", commit()
         self.document: dict[str, Any] = {"cells": []}
@@ -54,7 +52,6 @@ class Store:
         self.document["without"] = list(data_set.without)
 
     def describe(self, validation: ValidationSet, test: ValidationSet) -> None:
-        """Keep what is known of the sets."""
         scores, labels = test.scores, test.labels
         confidence, predicted = torch.from_numpy(scores).softmax(dim=1).max(dim=1)
         self.document |= {
@@ -84,7 +81,6 @@ class Store:
 
 
 def run_split(folder: Path, data_set: DataSet, seed: int, deadline: float) -> None:
-    """Run what is missing of one split of a set."""
     store = Store(data_set)
     missing = [name for name in data_set.methods if not store.is_done(name, seed)]
     if not missing:
@@ -108,21 +104,17 @@ def run_split(folder: Path, data_set: DataSet, seed: int, deadline: float) -> No
 
 
 def main() -> None:
-    """Run the available sets, one split of each after the other, and print the tables."""
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    arguments = command_line(__doc__)
     arguments.add_argument("data", nargs="*", type=Path, help="folders of data sets")
     arguments.add_argument("--only", nargs="*", help="names of data sets (default: all)")
     arguments.add_argument("--splits", type=int, default=SPLITS)
     arguments.add_argument("--minutes", type=float, default=180.0, help="time after which no fit starts")
-    arguments.add_argument("--page", action="store_true", help="print the tables without fits")
     arguments.add_argument("--runtime", action="store_true", help="measure the operator's run time only")
     options = arguments.parse_args()
     if options.runtime:
         plot(measure(), FIGURE)
         return
-    deadline = time.monotonic() + (0 if options.page else 60 * options.minutes)
+    deadline = time.monotonic() + 60 * options.minutes
     for seed in range(options.splits):
         for data_set in DATA_SETS:
             folders = [folder / data_set.name for folder in options.data]

@@ -24,33 +24,12 @@ COMPARED = 600.0
 
 @dataclass(frozen=True)
 class Cell:
-    """What is kept of a fit.
-
-    Attributes
-    ----------
-    split : int
-        Seed of the split.
-    method, fitted : str
-        The method, and the one that was fitted, another one for `auto`.
-    seconds : float
-        Processor time of the fit; fits that an earlier method has made are not repeated.
-    validation_nll : float
-    error_rate, smooth_ece, ece_mass, ece_width, nll, brier : float
-        On the test set.
-    changed_labels : int
-        Predicted labels that differ from those of the logits.
-    order_error : float
-        Error rate if ties of the largest probability were broken by the order of the classes.
-    top_ties : float
-        Share of the samples whose fifth largest logit is larger than the sixth, with equal probabilities.
-    top_changed : float
-        Share of the samples in which the classes of the five largest logits no longer lead.
-    """
+    """What is kept of a fit; metrics are those of the test set."""
 
     split: int
     method: str
-    fitted: str
-    seconds: float
+    fitted: str  # another one for `auto`
+    seconds: float  # of processor time; fits that an earlier method has made are not repeated
     validation_nll: float
     error_rate: float
     smooth_ece: float
@@ -58,10 +37,10 @@ class Cell:
     ece_width: float
     nll: float
     brier: float
-    changed_labels: int
-    order_error: float
-    top_ties: float
-    top_changed: float
+    changed_labels: int  # that differ from those of the logits
+    order_error: float  # error rate if ties were broken by the order of the classes
+    top_ties: float  # share of samples with equal probabilities for the fifth and the sixth largest logit
+    top_changed: float  # share of samples in which the five largest logits no longer lead
 
     def to_dict(self) -> dict[str, float | str]:
         """Return the cell for JSON, with six significant digits."""

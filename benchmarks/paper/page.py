@@ -15,7 +15,6 @@ NEEDS = {"nc": "inputs", "ta": "features", "fc": "features"}
 
 
 def page(documents: list[dict[str, Any]]) -> str:
-    """Return the tables for the stored results of each set."""
     found = [Results(one) for one in documents]
     commits = sorted({cell["commit"] for one in documents for cell in one["cells"]})
     measured = f"Measured at commit {', '.join(f'`{one}`' for one in commits)}.\n"

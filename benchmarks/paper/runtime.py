@@ -45,7 +45,6 @@ def bisection(logits: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
 
 def sides(rows: int, classes: int) -> dict[str, Call]:
-    """Give what is timed on one problem."""
     logits, lower, upper = paper_problem(rows, classes, seed=0)
     leaf, upstream = logits.clone().requires_grad_(), torch.randn_like(logits)
 
@@ -79,7 +78,6 @@ def measure() -> dict[str, Any]:
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Draw both panels."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only the plot needs it
 
     figure = Figure(figsize=(9, 4))

@@ -34,19 +34,15 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the change is visible and the interval does not contain 0."""
         return self.direction != 0 and self.low * self.high > 0
 
     def __str__(self) -> str:
-        """Format value and interval."""
         if not math.isfinite(self.low):
             return f"{self.value:+.5f}"
         return f"{self.value:+.5f} ({self.low:+.5f} to {self.high:+.5f})"
 
 
 class Results:
-    """The stored results of one set."""
-
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
         self.title: str = document["title"]
@@ -55,12 +51,10 @@ class Results:
             self.cells.setdefault(cell["method"], {})[cell["split"]] = cell
 
     def values(self, method: str, value: Value) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Give a value for every split of a method."""
         cells = [self.cells[method][split] for split in sorted(self.cells[method])]
         return np.array([cell[value] if isinstance(value, str) else value(cell) for cell in cells])
 
     def mean(self, method: str, value: Value) -> float:
-        """Give the mean over the splits."""
         return float(self.values(method, value).mean())
 
     def spread(self, method: str, value: Value) -> float:

@@ -16,7 +16,6 @@ of sorted rows that boxcal's fits are made of, which also train the variants.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.util
 import itertools
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import command_line
 from benchmarks.paper.sets import read
 from benchmarks.recipe.model import INPUTS, STARTS, Recipe
 from benchmarks.recipe.training import BATCH, EPOCHS, TIMED_STEPS, losses_of, seconds_by_autograd, train
@@ -48,7 +48,6 @@ Labelled = tuple[Tensor, Tensor]
 
 
 def labelled(path: Path) -> Labelled:
-    """Read logits and labels of a file."""
     data = read(path)
     return torch.from_numpy(data.scores), torch.from_numpy(data.labels)
 
@@ -79,7 +78,6 @@ def run_recipe(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[s
 
 
 def run_boxcal(method: str, val: Labelled, test: Labelled, seeds: int) -> dict[str, Any]:
-    """Fit with each seed; give the losses (1, seeds, N)."""
     fits = [fit(method, *val, seed=seed) for seed in range(seeds)]
     answers = [one.calibrator(test[0]).gather(1, test[1][:, None])[:, 0] for one in fits]
     return {
@@ -139,10 +137,7 @@ def times(name: str, method: str, val: Labelled) -> str:
 
 
 def main() -> None:
-    """Run what is not stored, and print one line per set and method."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--seeds", type=int, default=3)

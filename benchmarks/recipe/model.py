@@ -44,7 +44,6 @@ class Networks:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """All weights and biases."""
         return [part for layer in self.layers for part in layer]
 
 

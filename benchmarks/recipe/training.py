@@ -94,17 +94,7 @@ def seconds_by_autograd(
 ) -> float:
     """Time a step of one run in PyTorch: its forward pass in float32, autograd, and Adam.
 
-    Parameters
-    ----------
-    recipe : Recipe
-        Of one run.
-    logits : Tensor
-        (N, K).
-    labels : Tensor
-        (N,).
-    operator : callable
-    batch : int
-        Rows of a step. With fewer than `BATCH` the time is multiplied accordingly.
+    The time of a step of fewer rows than `BATCH` is multiplied accordingly.
     """
     inputs, rows, scores = recipe.inputs(logits), Rows(logits, labels, recipe.base), logits.float()
     optimiser, rng = torch.optim.Adam(recipe.parameters), np.random.default_rng(0)

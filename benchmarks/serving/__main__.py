@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import platform
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,12 @@ from benchmarks.serving.payloads import random_logits, read_images
 from benchmarks.serving.running import Server, run_part, serving
 
 IDLE_SECONDS = 3.0
+RESULTS, PLOT = Path("benchmarks/results"), Path("docs/images/serving-latency.svg")
+SCRATCH = Path("build/serving").absolute()
+"""Environments of the other servers."""
 
 
 def arguments() -> argparse.Namespace:
-    """Read the command line; paths default to the environment."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     names = [contestant.name for contestant in CONTESTANTS]
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
@@ -36,9 +37,6 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="duration of each constant rate")
     parser.add_argument("--no-rates", action="store_true", help="skip constant rates, for slow models")
-    parser.add_argument(
-        "--under", default="", help="command that runs the measuring process, for example with a lock"
-    )
     for name, what in (
         ("model", "ONNX classifier"),
         ("labels", "its labels"),
@@ -48,16 +46,6 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(
             f"--{name}", type=Path, default=os.environ.get(variable), help=f"{what}; default ${variable}"
         )
-    parser.add_argument(
-        "--scratch",
-        type=Path,
-        default=Path("build/serving"),
-        help="folder of the environments of the other servers",
-    )
-    parser.add_argument(
-        "--results", type=Path, default=Path("benchmarks/results"), help="folder of the results"
-    )
-    parser.add_argument("--plot", type=Path, default=Path("docs/images/serving-latency.svg"))
     options = parser.parse_args()
     missing = [name for name in ("model", "labels", "images") if getattr(options, name) is None]
     if options.rounds and missing:
@@ -66,7 +54,6 @@ def arguments() -> argparse.Namespace:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine."""
     cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0]
     return {"processor": cpu, "cores": os.cpu_count(), "python": platform.python_version()}
 
@@ -81,7 +68,7 @@ def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -
         servers: list[Server] = []
         plans = []
         for contestant in chosen:
-            python = python_of(contestant, options.scratch.absolute())
+            python = python_of(contestant, SCRATCH)
             server = stack.enter_context(serving(contestant, python, model, task))
             requests = [contestant.request(task, body) for body in bodies]
             check(server, task, requests, expected)
@@ -101,7 +88,7 @@ def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -
             "constant_rates": not options.no_rates,
             "servers": plans,
         }
-        rounds = run_part("rounds", plan=plan, under=shlex.split(options.under))
+        rounds = run_part("rounds", plan=plan)
         memory = {server.contestant.name: server.memory_bytes() for server in servers}
     return {
         "machine": machine(),
@@ -113,19 +100,18 @@ def measure(task: Task, chosen: list[Contestant], options: argparse.Namespace) -
 
 
 def main() -> None:
-    """Measure the requested tasks, print the tables and draw the plot."""
     options = arguments()
     chosen = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
-    options.results.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     for contestant in chosen if options.rounds else []:
-        python_of(contestant, options.scratch.absolute())
+        python_of(contestant, SCRATCH)
     for task in options.tasks:
-        file = options.results / f"serving-{task}.json"
+        file = RESULTS / f"serving-{task}.json"
         if options.rounds:
             file.write_text(json.dumps(measure(task, chosen, options), indent=1) + "\n")
         if file.exists():
             print(report.table(task, json.loads(file.read_text())), end="\n\n", flush=True)
-    report.plot(options.results, options.plot)
+    report.plot(RESULTS, PLOT)
 
 
 if __name__ == "__main__":

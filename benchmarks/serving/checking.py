@@ -25,7 +25,6 @@ def reference(task: Task, bodies: list[bytes]) -> list[list[float]]:
 
 
 def ask(server: Server, request: Request) -> Any:
-    """Send one request and return the parsed response."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     try:
         connection.request("POST", request.path, request.body, {"Content-Type": request.media_type})
@@ -39,13 +38,7 @@ def ask(server: Server, request: Request) -> Any:
 
 
 def check(server: Server, task: Task, requests: list[Request], expected: list[list[float]]) -> None:
-    """Send each request once: the top class of 90 % of the images, or every probability, must be correct.
-
-    Raises
-    ------
-    SystemExit
-        If too few responses are correct, with their number.
-    """
+    """Send each request once: the top class of 90 % of the images, or every probability, must be correct."""
     answers = [read_answer(task, ask(server, request)) for request in requests]
     if task == "images":
         agreeing = sum(a[0] == b[0] for a, b in zip(answers, expected, strict=True))

@@ -39,20 +39,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One server.
+    """One server: the pinned packages of its environment, how it is started, and how it is asked.
 
-    Attributes
-    ----------
-    name
-        Key in the results, and folder of its virtual environment.
-    requirements
-        Pinned packages of that environment; empty for the service under test.
-    launch
-        Function of (python, model, port, folder) that returns how it is started.
-    ready
-        Path that returns 200 when the model is loaded.
-    request
-        Function of (task, body) that returns the request: JPEG for `images`, JSON logits for `logits`.
+    `ready` is the path that returns 200 when the model is loaded. A body is a JPEG file or logits in JSON.
     """
 
     name: str
@@ -66,14 +55,18 @@ def _script(name: str) -> Callable[[Path, Model, int, Path], Launch]:
     return lambda python, model, port, folder: Launch([str(python), str(PEERS / name)])
 
 
-def _boxcal(python: Path, model: Model, port: int, folder: Path) -> Launch:
-    served = folder / "model.onnx"
-    served.symlink_to(model.path)
+def declared(model: Path, folder: Path) -> Path:
+    """Put the declaration of the preprocessing beside a link to the model."""
+    (served := folder / "model.onnx").symlink_to(model)
     half = [0.5, 0.5, 0.5]
     preprocessing = {"resize": RESIZE, "crop": CROP, "mean": half, "std": half}
     served.with_suffix(".json").write_text(json.dumps({"preprocessing": preprocessing}))
+    return served
+
+
+def _boxcal(python: Path, model: Model, port: int, folder: Path) -> Launch:
     settings = {
-        "BOXCAL_MODEL": f"onnx:{served}",
+        "BOXCAL_MODEL": f"onnx:{declared(model.path, folder)}",
         "BOXCAL_LABELS": str(model.labels),
         "BOXCAL_PORT": str(port),
         "BOXCAL_DATA_DIR": str(folder / "data"),

@@ -10,13 +10,7 @@ from benchmarks.serving.contestants import Contestant
 
 
 def python_of(contestant: Contestant, scratch: Path) -> Path:
-    """Return the interpreter of a server; installs its packages if necessary.
-
-    Raises
-    ------
-    SystemExit
-        If the packages cannot be installed, with the last output of the installer.
-    """
+    """Return the interpreter of a server; installs its packages if necessary."""
     if not contestant.requirements:
         return Path(sys.executable)
     folder = scratch / contestant.name

@@ -60,7 +60,6 @@ def _run_batch(classifier: Classifier, batch: Array, _: int) -> None:
 
 
 def images(bodies: list[bytes], seconds: float) -> dict[str, float]:
-    """Return the rates of the loops in images/s."""
     with ThreadPoolExecutor(CORES) as threads:
         in_threads = _together(threads, bodies, seconds)
     # Processes share no interpreter lock and should be fastest; the fastest variant is the limit.
@@ -88,12 +87,10 @@ def images_as_served(bodies: list[bytes], seconds: float) -> float:
 
 
 def logits(bodies: list[bytes], seconds: float) -> dict[str, float]:
-    """Return the rate of the loop in rows/s."""
     return {"limit": rate(lambda i: softmax_json(bodies[i % len(bodies)]), seconds)}
 
 
 def main(task: str, seconds: float, plan: Path, result: Path) -> None:
-    """Measure one task's limits."""
     asked = json.loads(plan.read_text())
     os.environ["BENCH_MODEL"] = asked["model"]
     bodies = [base64.b64decode(body) for body in asked["bodies"]]

@@ -51,7 +51,6 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Responses per second."""
         return len(self.latencies) / self.elapsed
 
     def fail(self, reason: str, count: int = 1) -> None:
@@ -78,20 +77,13 @@ class Connection:
         self._expected = -1
 
     def send(self, request: bytes, due: float) -> None:
-        """Send a request that was due at this time of `perf_counter`."""
         self.due = due
         self._received.clear()
         self._expected = -1
         self.socket.sendall(request)
 
     def receive(self) -> int | None:
-        """Read available bytes; return the status when the response is complete.
-
-        Raises
-        ------
-        ConnectionError
-            If the server closed the connection before that.
-        """
+        """Read available bytes; return the status when the response is complete."""
         data = self.socket.recv(1 << 18)
         if not data:
             raise ConnectionError("closed")
@@ -117,7 +109,6 @@ class Generator:
         self._next = 0
 
     def run(self, phase: Phase) -> Outcome:
-        """Run one phase, then wait a limited time for outstanding responses."""
         outcome = Outcome(phase.name, phase.rate)
         waiting: deque[float] = deque()
         with select.epoll() as poller:
@@ -176,7 +167,6 @@ class Pool:
         self.idle[connection.socket.fileno()] = connection
 
     def send(self, request: bytes, due: float) -> None:
-        """Send on an idle connection."""
         descriptor, connection = self.idle.popitem()
         self.busy[descriptor] = connection
         connection.send(request, due)
@@ -202,7 +192,6 @@ class Pool:
         return True
 
     def close(self) -> None:
-        """Close every connection."""
         for connection in [*self.idle.values(), *self.busy.values()]:
             connection.socket.close()
 
@@ -227,7 +216,6 @@ def _pause(phase: Phase, outcome: Outcome, start: float, stop: float) -> float:
 
 
 def main(plan: Path, result: Path) -> None:
-    """Run a plan."""
     asked = json.loads(plan.read_text())
     requests = [base64.b64decode(request) for request in asked["requests"]]
     generator = Generator(asked["port"], requests)

@@ -45,7 +45,6 @@ def free_port() -> int:
 
 
 def read_images(folder: Path) -> list[bytes]:
-    """Return the JPEG files of a folder, in the order of their names."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
     if not files:
         raise SystemExit(f"{folder} holds no .jpg or .jpeg file")

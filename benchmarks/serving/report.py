@@ -57,7 +57,6 @@ def _median(phases: list[dict[str, Any]], key: str) -> float:
 
 
 def table(task: str, results: dict[str, Any]) -> str:
-    """Return the medians over the rounds as a Markdown table, fastest first."""
     limits = {
         key: median(r["limits"][key] for r in results["rounds"]) for key in results["rounds"][0]["limits"]
     }

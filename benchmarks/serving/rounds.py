@@ -58,7 +58,6 @@ def run_round(plan: dict[str, Any], first: int) -> dict[str, Any]:
 
 
 def main(asked: Path, answered: Path) -> None:
-    """Run a plan."""
     plan = json.loads(asked.read_text())
     # The order changes, so that no server is always measured in the same state of the machine.
     rounds = [run_round(plan, number % len(plan["servers"])) for number in range(plan["rounds"])]

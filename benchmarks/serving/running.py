@@ -28,8 +28,6 @@ BOXCAL = [str(Path(sys.executable).with_name("boxcal")), "serve"]
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is ready on a port."""
-
     contestant: Contestant
     port: int
     process: subprocess.Popen[bytes]
@@ -63,7 +61,6 @@ def _family(pid: int) -> set[psutil.Process]:
 
 
 def answers(url: str) -> bool:
-    """Whether a server answers with success."""
     try:
         urllib.request.urlopen(url, timeout=10).close()  # noqa: S310 - a server that was started here
     except (OSError, http.client.HTTPException):
@@ -90,6 +87,17 @@ def started(
         process.wait()
 
 
+@contextlib.contextmanager
+def service(**settings: object) -> Iterator[tuple[int, psutil.Popen]]:
+    """Run boxcal with these settings on a free port and with a data folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        given = {"port": port, "data_dir": folder, **settings}
+        variables = {f"BOXCAL_{name.upper()}": str(value) for name, value in given.items()}
+        with started(BOXCAL, f"http://127.0.0.1:{port}/health/ready", variables) as process:
+            yield port, process
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     family = _family(process.pid)
     process.send_signal(signal.SIGTERM)
@@ -103,13 +111,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> Iterator[Server]:
-    """Yield a server that is ready; delete its files and processes afterwards.
-
-    Raises
-    ------
-    SystemExit
-        If it ends or is not ready within 180 s, with the end of its log.
-    """
+    """Yield a server that is ready; delete its files and processes afterwards."""
     port = free_port()
     with tempfile.TemporaryDirectory(
         prefix=f"serving-{contestant.name}-", ignore_cleanup_errors=True
@@ -145,14 +147,11 @@ def serving(contestant: Contestant, python: Path, model: Model, task: Task) -> I
             _end(process)
 
 
-def run_part(name: str, *arguments: str, plan: dict[str, Any], under: Sequence[str] = ()) -> Any:
-    """Run a module of this package in a process; plan and result are files.
-
-    `under` is a command that takes the process's own command as its arguments.
-    """
+def run_part(name: str, *arguments: str, plan: dict[str, Any]) -> Any:
+    """Run a module of this package in a process; plan and result are files."""
     with tempfile.TemporaryDirectory(prefix="serving-plan-") as folder:
         asked, answered = Path(folder, "plan.json"), Path(folder, "result.json")
         asked.write_text(json.dumps(plan))
         module = [sys.executable, "-m", f"benchmarks.serving.{name}"]
-        subprocess.run([*under, *module, *arguments, str(asked), str(answered)], check=True)
+        subprocess.run([*module, *arguments, str(asked), str(answered)], check=True)
         return json.loads(answered.read_text())

@@ -30,6 +30,5 @@ def read_dockerfile(path: Path) -> list[Instruction]:
 
 
 def environment(instructions: list[Instruction], stage: int) -> dict[str, str]:
-    """Return what the ENV instructions of a stage set."""
     values = [each.value for each in instructions if each.keyword == "ENV" and each.stage == stage]
     return dict(pair.split("=", 1) for value in values for pair in value.split())

@@ -65,10 +65,7 @@ def running(command: list[str], log: Path, **environment: str) -> Iterator[subpr
 def service(folder: Path, boxcal: Path | None = None) -> Iterator[str]:
     """Yield the address of a service that is ready, on a registry of its own.
 
-    Parameters
-    ----------
-    boxcal
-        The command of another environment; it then sees nothing of this checkout.
+    With the command of another environment it sees nothing of this checkout.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -102,7 +99,6 @@ def prometheus_configuration(scraped: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def prometheus(scraped: str, folder: Path) -> Iterator[str]:
-    """Yield the address of a Prometheus that scrapes the service with the deployed configuration."""
     configuration = folder / "prometheus.yml"
     configuration.write_text(yaml.safe_dump(prometheus_configuration(scraped)))
     url = f"http://127.0.0.1:{free_port()}"

@@ -23,7 +23,6 @@ class Query:
 
 
 def dashboard() -> dict[str, Any]:
-    """Return the provisioned dashboard."""
     board: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboards" / "boxcal.json").read_text())
     return board
 
@@ -38,7 +37,6 @@ def fill_in(expression: str) -> str:
 
 
 def dashboard_queries() -> list[Query]:
-    """Return the queries of all panels."""
     return [
         Query(f"{panel['title']} ({target['legendFormat']})", fill_in(target["expr"]))
         for panel in dashboard()["panels"]
@@ -52,7 +50,6 @@ def annotation_queries() -> list[Query]:
 
 
 def rule_queries() -> list[Query]:
-    """Return the expressions of the recording and alerting rules."""
     groups = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())["groups"]
     return [
         Query(rule.get("record") or rule["alert"], rule["expr"])

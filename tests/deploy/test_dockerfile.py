@@ -5,15 +5,13 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.deploy.dockerfile import environment, read_dockerfile
-from tests.deploy.test_wheel import copy_checkout
+from tests.deploy.test_wheel import copy_checkout, source_files
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("requirements-dev.lock", "requirements-release.lock", "requirements-light.lock")
-PACKAGES = ("app", "calibrators", "models")
 INSTRUCTIONS = read_dockerfile(ROOT / "Dockerfile")
 FINAL = max(each.stage for each in INSTRUCTIONS)
 
@@ -102,30 +100,14 @@ def test_the_build_context_holds_what_is_copied_and_nothing_else() -> None:
     assert all((ROOT / source).exists() for source in copied)
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project installed as the image installs it, from a copy of what the image copies."""
-    context = copy_checkout(tmp_path_factory.mktemp("context"))
+def test_the_installed_project_has_its_files_and_its_command(tmp_path: Path) -> None:
+    """It is installed as the image installs it, from a copy of what the image copies."""
+    context = copy_checkout(tmp_path)
     (run,) = [run for run in values("RUN") if "--target" in run]
-    target = context / "installed"
-    arguments = run.split("-m ", 1)[1].replace("/opt/boxcal", str(target)).split()
+    installed = context / "installed"
+    arguments = run.split("-m ", 1)[1].replace("/opt/boxcal", str(installed)).split()
     subprocess.run([sys.executable, "-m", *arguments], cwd=context, check=True, capture_output=True)
-    return target
-
-
-def test_the_installed_project_has_every_file_of_its_packages(installed: Path) -> None:
-    context = installed.parent
-    files = {
-        path.relative_to(context)
-        for package in PACKAGES
-        for path in (context / package).rglob("*")
-        if path.is_file() and path.name != ".gitignore"
-    }
-    missing = sorted(str(path) for path in files if not (installed / "boxcal" / path).is_file())
-    assert not missing
-
-
-def test_the_installed_project_has_its_command(installed: Path) -> None:
+    assert not [file for file in source_files() if not (installed / file).is_file()]
     command = (installed / "bin" / "boxcal").read_text()
     assert "from boxcal.app.cli import main" in command
     assert values("CMD", FINAL) == ['["boxcal", "serve"]']

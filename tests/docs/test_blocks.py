@@ -44,8 +44,6 @@ ASSIGNMENT = re.compile(r"([A-Z][A-Z_]*)=(\S+)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced code block of a document."""
-
     document: str
     language: str
     text: str
@@ -93,14 +91,12 @@ def check_docker(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """Check that the module's command line has every option."""
     assert words[0] == "-m"
     shown = run(sys.executable, "-m", words[1], "--help")
     assert {word for word in words[2:] if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown))
 
 
 def check_boxcal(words: list[str]) -> None:
-    """Check that the command exists."""
     run(sys.executable, "-c", "from boxcal.app.cli import main; main()", *words, "--help")
 
 
@@ -168,7 +164,6 @@ def check_promql(block: Block) -> None:
 
 
 def check_toml(block: Block) -> None:
-    """Check that the document is a list of models."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(block.text)
         file.flush()
@@ -181,7 +176,6 @@ def check_json(block: Block) -> None:
 
 
 def check_declaration(document: Any) -> None:
-    """Check that the document is a valid declaration of a model."""
     assert ModelSpec.model_validate(document).preprocessing is not None
 
 

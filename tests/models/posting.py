@@ -96,7 +96,6 @@ def check_fit_of_samples(http: httpx.Client, made: Export, labels: list[str]) ->
 
 
 def uncalibrated(http: httpx.Client, made: Export) -> list[dict[str, Any]]:
-    """Post the inputs and ask for the plain softmax."""
     options = {"probabilities": True, "logits": True, "calibrator": 0}
     answer = http.post("/predict", json={"inputs": made.inputs, "options": options})
     assert answer.is_success, answer.text

@@ -39,6 +39,14 @@ def scene(width: int = 320, height: int = 240) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
+def test_an_image_is_squashed_to_height_and_width() -> None:
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 50, 3), dtype=np.uint8))
+    squash = ImageClassification(resize=(8, 6), crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)
+    pixels = np.asarray(image.resize((6, 8), Image.Resampling.BILINEAR)) / 255
+    assert squash.input_shape == (3, 8, 6)
+    np.testing.assert_allclose(squash(image), (pixels.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
+
+
 def digit() -> Image.Image:
     levels = np.random.default_rng(0).integers(0, 17, (8, 8))
     return Image.fromarray(np.rint(levels * 255 / 16).astype(np.uint8))

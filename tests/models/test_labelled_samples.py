@@ -29,9 +29,10 @@ from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.tables.labels import Declared
 from boxcal.app.tables.sample_schema import ModelInputs
-from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
-from tests.models.test_onnx_exports import CLASSES, TEXTS, declare, linear, of_columns, of_text
+from tests.models.files import CLASS_NAMES as CLASSES
+from tests.models.files import TEXTS, declare, linear, load
+from tests.models.test_onnx_exports import of_columns, of_text
 
 COUNT = 30
 NAMES = ["height", "width", "weight", "age"]
@@ -43,20 +44,21 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A pipeline of scikit-learn with numbers, integers and strings."""
     path = tmp_path_factory.mktemp("mixed") / "model.onnx"
     of_columns(path)
-    return load_backbone(f"onnx:{path}", device="cpu")
+    return load(path)
 
 
 @pytest.fixture(scope="module")
 def numeric(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = linear(tmp_path_factory.mktemp("numeric") / "model.onnx", "Identity", 3)
-    return load_backbone(declare(path, output="scores", features=NAMES, labels=CLASSES), device="cpu")
+    declare(path, output="scores", features=NAMES, labels=CLASSES)
+    return load(path)
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("text") / "model.onnx"
     of_text(path)
-    return load_backbone(f"onnx:{path}", device="cpu")
+    return load(path)
 
 
 def read(data: bytes, folder: Path, backbone: Any, **options: Any) -> StoredSet:
@@ -108,14 +110,19 @@ def as_arrow(frame: pd.DataFrame) -> bytes:
 
 def as_npz(frame: pd.DataFrame, **more: Any) -> bytes:
     file = io.BytesIO()
-    np.savez(file, features=frame[NAMES].to_numpy(), labels=frame["label"].to_numpy(str), **more)
+    np.savez(file, features=frame[NAMES].to_numpy(float), labels=frame["label"].to_numpy(str), **more)
     return file.getvalue()
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    text: str = frame.to_csv(index=False)
+    return text.encode()
 
 
 FORMS: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "JSON": as_json,
     "JSON, lists": lambda frame: as_json(frame, by_name=False),
-    "CSV": lambda frame: frame.to_csv(index=False).encode(),
+    "CSV": as_csv,
     "CSV, other order": lambda frame: frame[frame.columns[::-1]].to_csv(index=False, sep=";").encode(),
     "Parquet": as_parquet,
     "Parquet, categories": lambda frame: as_parquet(frame, categories=True),
@@ -162,9 +169,9 @@ def test_groups_and_weights_are_kept_beside_samples(texts: Any, numeric: Any, tm
     }
     for number, (backbone, body) in enumerate(
         [
-            (numeric, frame.to_csv(index=False).encode()),
+            (numeric, as_csv(frame)),
             (numeric, as_npz(frame, groups=groups, sample_weight=weights)),
-            (texts, table(texts).assign(**beside).to_csv(index=False).encode()),
+            (texts, as_csv(table(texts).assign(**beside))),
             (texts, json.dumps(document).encode()),
         ]
     ):
@@ -184,121 +191,62 @@ def changed(row: int, column: str, value: Any) -> Callable[[pd.DataFrame], pd.Da
     return change
 
 
-WRONG: dict[str, tuple[str, Callable[[pd.DataFrame], Any], Callable[[pd.DataFrame], bytes], str]] = {
-    "CSV, text": (
-        "numeric",
-        changed(7, "age", "old"),
-        FORMS["CSV"],
-        r"features\[7\]: .* 'age' is 'old'; it is a number",
-    ),
-    "CSV, empty": (
-        "numeric",
-        changed(9, "width", None),
-        FORMS["CSV"],
-        r"features\[9\]: The feature 'width' is missing",
-    ),
-    "JSON, text": (
-        "numeric",
-        changed(7, "age", "old"),
-        as_json,
-        r"features\[7\]: The feature 'age' is 'old'",
-    ),
-    "JSON, missing": (
-        "numeric",
-        lambda frame: frame.drop(columns="age"),
-        as_json,
-        r"features\[0\]: .* 'age' is missing",
-    ),
-    "npz, infinite": (
-        "numeric",
-        changed(3, "age", np.inf),
-        lambda frame: as_npz(frame.astype({"age": float})),
-        r"features\[3\]: The feature 'age' is inf",
-    ),
-    "npz, narrow": (
-        "numeric",
-        lambda frame: frame,
-        lambda frame: as_npz(frame, logits=np.zeros((30, 3))),
-        "both `logits` and `features`",
-    ),
-    "Parquet, half": (
-        "mixed",
-        lambda frame: frame.assign(age=frame["age"] + 0.5),
-        as_parquet,
-        r"features\[0\]: The feature 'age' is .*; it is an integer",
-    ),
-    "Parquet, no string": (
-        "mixed",
-        lambda frame: frame.assign(city=3),
-        as_parquet,
-        "The column 'city' must hold strings, got int64",
-    ),
-    "Parquet, null": (
-        "mixed",
-        changed(4, "city", None),
-        as_parquet,
-        r"features\[4\]: The feature 'city' is None; it is a string",
-    ),
-    "Parquet, dates": (
-        "numeric",
-        lambda frame: frame.assign(age=pd.Timestamp(0)),
-        as_parquet,
-        "The column 'age' must hold numbers, got timestamp",
-    ),
-    "unknown label": (
-        "numeric",
-        changed(5, "label", "dgo"),
-        FORMS["CSV"],
-        r"labels\[5\] is 'dgo', which is no class of the model; did you mean 'dog'",
-    ),
-    "unknown column": (
-        "numeric",
-        lambda frame: frame.assign(id=1),
-        FORMS["CSV"],
-        "The column 'id' is nothing that onnx:model.onnx reads",
-    ),
-    "neither": (
-        "numeric",
-        lambda frame: frame.rename(columns={"age": "Age"}),
-        FORMS["CSV"],
-        r"neither .* \(missing: 'age'; did you mean 'Age'\?\) nor .* \(missing: 'cat' and 2 more\)",
-    ),
-    "both": (
-        "numeric",
-        lambda frame: frame.assign(logits="[1, 2, 3]"),
-        FORMS["CSV"],
-        "both `logits` and the columns of features",
-    ),
-    "neither, text": (
-        "texts",
-        lambda frame: frame.rename(columns={"text": "review"}),
-        FORMS["CSV"],
-        r"neither the text .* \(missing: 'text'\) nor logits",
-    ),
-    "no text": ("texts", changed(2, "text", None), as_parquet, r"text\[2\] is missing"),
-    "numbers": (
-        "texts",
-        lambda frame: frame.assign(text=5),
-        as_parquet,
-        "The column `text` must hold texts, got int64",
-    ),
-    "JSON, no text": ("texts", changed(2, "text", 5), as_json, r"texts\[2\] is 5; it must be a string"),
-    "long": ("texts", changed(2, "text", "a" * (2**20 + 1)), as_json, r"texts\[2\] has 1,048,577 bytes"),
-    "few": ("texts", lambda frame: frame[:9], as_json, "has 9 samples"),
-    "texts": (
-        "numeric",
-        lambda frame: frame.assign(text="a")[["text", "label"]],
-        as_json,
-        "has a member 'texts', which this model does not read",
-    ),
+def without(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda frame: frame.drop(columns=name)
+
+
+def renamed(**names: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda frame: frame.rename(columns=names)
+
+
+def given(**columns: Any) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda frame: frame.assign(**columns)
+
+
+NEITHER = r"neither .* \(missing: 'age'; did you mean 'Age'\?\) nor .* \(missing: 'cat' and 2 more\)"
+DGO = r"labels\[5\] is 'dgo', which is no class of the model; did you mean 'dog'"
+CHANGES: dict[str, list[tuple[Callable[[pd.DataFrame], Any], Callable[[pd.DataFrame], bytes], str]]] = {
+    "numeric": [
+        (changed(7, "age", "old"), as_csv, r"features\[7\]: .* 'age' is 'old'; it is a number"),
+        (changed(9, "width", None), as_csv, r"features\[9\]: The feature 'width' is missing"),
+        (changed(7, "age", "old"), as_json, r"features\[7\]: The feature 'age' is 'old'"),
+        (without("age"), as_json, r"features\[0\]: .* 'age' is missing"),
+        (changed(3, "age", np.inf), as_npz, r"features\[3\]: The feature 'age' is inf"),
+        (given(), lambda frame: as_npz(frame, logits=np.zeros((30, 3))), "both `logits` and `features`"),
+        (given(age=pd.Timestamp(0)), as_parquet, "The column 'age' must hold numbers, got timestamp"),
+        (changed(5, "label", "dgo"), as_csv, DGO),
+        (given(id=1), as_csv, "The column 'id' is nothing that onnx:model.onnx reads"),
+        (renamed(age="Age"), as_csv, NEITHER),
+        (given(logits="[1, 2, 3]"), as_csv, "both `logits` and the columns of features"),
+        (
+            lambda frame: given(text="a")(frame)[["text", "label"]],
+            as_json,
+            "has a member 'texts', which this model does not read",
+        ),
+    ],
+    "mixed": [
+        (given(age=0.5), as_parquet, r"features\[0\]: The feature 'age' is .*; it is an integer"),
+        (given(city=3), as_parquet, "The column 'city' must hold strings, got int64"),
+        (changed(4, "city", None), as_parquet, r"features\[4\]: The feature 'city' is None; it is a string"),
+    ],
+    "texts": [
+        (renamed(text="review"), as_csv, r"neither the text .* \(missing: 'text'\) nor logits"),
+        (changed(2, "text", None), as_parquet, r"text\[2\] is missing"),
+        (given(text=5), as_parquet, "The column `text` must hold texts, got int64"),
+        (changed(2, "text", 5), as_json, r"texts\[2\] is 5; it must be a string"),
+        (changed(2, "text", "a" * (2**20 + 1)), as_json, r"texts\[2\] has 1,048,577 bytes"),
+        (lambda frame: frame[:9], as_json, "has 9 samples"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    ("model", "number"), [(model, number) for model, cases in CHANGES.items() for number in range(len(cases))]
+)
 def test_what_cannot_be_used_is_refused_by_name(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
+    model: str, number: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    model, change, form, message = WRONG[name]
+    change, form, message = CHANGES[model][number]
     backbone = request.getfixturevalue(model)
     with pytest.raises(BoxcalError, match=message):
         read(form(change(table(backbone))), tmp_path, backbone, max_bytes=10**7)
@@ -308,12 +256,13 @@ def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
     numeric: Any, tmp_path: Path
 ) -> None:
     scores = pd.DataFrame(3 * np.eye(3)[np.arange(COUNT) % 3] - 1, columns=list(CLASSES)).assign(label="dog")
-    data = read(scores.to_csv(index=False).encode(), tmp_path, numeric)
+    data = read(as_csv(scores), tmp_path, numeric)
     assert not data.needs_backbone
     same = linear(tmp_path / "same.onnx", "Identity", 4)
-    backbone = load_backbone(declare(same, output="scores"), device="cpu")
+    declare(same, output="scores")
+    backbone = load(same)
     frame = pd.DataFrame(np.ones((COUNT, 4)), columns=list("0123")).assign(label=1)
-    body = frame.to_csv(index=False).encode()
+    body = as_csv(frame)
     with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
         read(body, tmp_path, backbone)
     assert not read(body, tmp_path, backbone, declared=Declared("logits")).needs_backbone
@@ -321,16 +270,17 @@ def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
 
 def test_a_model_of_one_input_asks_for_names(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", "Identity", 3)
-    backbone = load_backbone(declare(path, output="scores"), device="cpu")
+    declare(path, output="scores")
+    backbone = load(path)
     frame = pd.DataFrame(np.ones((COUNT, 4)), columns=NAMES).assign(label=1)
     with pytest.raises(BoxcalError, match='declare them as "features" in its JSON file'):
-        read(frame.to_csv(index=False).encode(), tmp_path, backbone)
+        read(as_csv(frame), tmp_path, backbone)
 
 
 def test_a_sample_on_which_the_model_fails_is_named(mixed: Any, tmp_path: Path) -> None:
     frame = table(mixed)
     frame.loc[17, "city"] = "Bergen"  # the encoder knows two cities
-    data = read(frame.to_csv(index=False).encode(), tmp_path, mixed)
+    data = read(as_csv(frame), tmp_path, mixed)
     with pytest.raises(ValueError, match=r"rows\[17\]: the model fails on it"):
         run_backbone(data, mixed, 0, lambda *_: None)
 

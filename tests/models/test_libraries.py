@@ -20,11 +20,11 @@ from boxcal.models import BackboneError
 from boxcal.models.backends.transformers_models import image_preprocessing
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
+from tests.models.files import CLASS_NAMES as CLASSES
+from tests.models.files import TEXTS, WORDS, declare, word_tokenizer
 from tests.models.posting import Export, check_answers, check_fit
 
-CLASSES = ("cat", "dog", "emu")
-WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "a", "very", "long", "story")
-TEXTS = ("good film", "a very very long bad story", "film", "a good story", "unknown words only here")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def noise_images(side: int, count: int = 3) -> list[Image.Image]:
@@ -63,8 +63,7 @@ def vision_transformer() -> Any:
     from transformers import ViTConfig, ViTForImageClassification
 
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = ViTConfig(image_size=32, patch_size=8, id2label=dict(enumerate(CLASSES)), **sizes)
+    config = ViTConfig(image_size=32, patch_size=8, id2label=dict(enumerate(CLASSES)), **SIZES)
     return ViTForImageClassification(config).eval()
 
 
@@ -80,16 +79,13 @@ def of_vision_transformer(folder: Path) -> tuple[str, Export]:
 
 
 def of_text(folder: Path) -> tuple[str, Export]:
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(4)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = BertConfig(vocab_size=len(WORDS), id2label=dict(enumerate(CLASSES)), **sizes)
+    config = BertConfig(vocab_size=len(WORDS), id2label=dict(enumerate(CLASSES)), **SIZES)
     network = BertForSequenceClassification(config).eval()
     network.save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = word_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     rows = [network(torch.tensor([tokenizer.encode(text).ids])).logits for text in TEXTS]
     return f"transformers:{folder}", Export(
@@ -105,12 +101,12 @@ def of_exported_program(folder: Path) -> tuple[str, Export]:
         program = torch.export.export(network, (torch.zeros(2, 3, 32, 32),), dynamic_shapes=shapes)
         torch.export.save(program, path)
     preprocessing = {"resize": [32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}
-    path.with_suffix(".json").write_text(json.dumps({"labels": CLASSES, "preprocessing": preprocessing}))
     images = noise_images(32)
     batch = torch.stack(
         [torch.from_numpy(np.asarray(image) / 127.5 - 1).float().movedim(2, 0) for image in images]
     )
-    return f"pt2:{path}", Export(posted(images), CLASSES, probabilities(network(batch).logits))
+    spec = declare(path, labels=CLASSES, preprocessing=preprocessing)
+    return spec, Export(posted(images), CLASSES, probabilities(network(batch).logits))
 
 
 MODELS = {

@@ -11,10 +11,7 @@ import torchvision
 from PIL import Image
 from safetensors.torch import save_file
 
-from boxcal.models import (
-    BackboneError,
-    UnusableInput,
-)
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.backbone import OpenBackbone
 from boxcal.models.backends.checks import tensors_fingerprint
 from boxcal.models.backends.torchvision_models import build, classes_of, preprocessing_of
@@ -36,11 +33,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, network: torch.nn.Module) -
     return folder
 
 
+def squeezenet(weights: str | Path, **options: Any) -> Any:
+    return load_backbone("torchvision:squeezenet1_1", weights=str(weights), device="cpu", **options)
+
+
 @pytest.mark.parametrize("file", ["six.pth", "six.safetensors"])
 def test_a_local_file_gives_the_networks_own_logits(
     file: str, folder: Path, network: torch.nn.Module
 ) -> None:
-    backbone = load_backbone("torchvision:squeezenet1_1", weights=str(folder / file), device="cpu")
+    backbone = squeezenet(folder / file)
     batch = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         torch.testing.assert_close(backbone(batch), network(batch))
@@ -51,18 +52,12 @@ def test_a_local_file_gives_the_networks_own_logits(
 def test_the_fingerprint_is_of_the_weights_and_not_of_the_file(
     folder: Path, network: torch.nn.Module
 ) -> None:
-    one, two = (
-        load_backbone("torchvision:squeezenet1_1", weights=str(folder / file), device="cpu").fingerprint
-        for file in ("six.pth", "six.safetensors")
-    )
+    one, two = (squeezenet(folder / file).fingerprint for file in ("six.pth", "six.safetensors"))
     assert one == two
     changed = {key: value.clone() for key, value in network.state_dict().items()}
     changed["classifier.1.bias"][0] += 1e-3
     save_file(changed, folder / "changed.safetensors")
-    other = load_backbone(
-        "torchvision:squeezenet1_1", weights=str(folder / "changed.safetensors"), device="cpu"
-    )
-    assert other.fingerprint != one
+    assert squeezenet(folder / "changed.safetensors").fingerprint != one
 
 
 def test_a_vision_transformer_computes_its_last_block_for_the_class_token_alone(tmp_path: Path) -> None:
@@ -80,10 +75,8 @@ def test_a_vision_transformer_computes_its_last_block_for_the_class_token_alone(
 
 
 def test_labels_come_from_a_file(folder: Path) -> None:
-    backbone = load_backbone(
-        "torchvision:squeezenet1_1", weights=str(folder / "six.pth"), labels=folder / "six.txt", device="cpu"
-    )
-    assert backbone.labels == ("ant", "bee", "cat", "dog", "eel", "fox")
+    labels = squeezenet(folder / "six.pth", labels=folder / "six.txt").labels
+    assert labels == ("ant", "bee", "cat", "dog", "eel", "fox")
 
 
 @pytest.mark.parametrize(
@@ -114,9 +107,9 @@ def test_random_weights_only_by_name_and_always_the_same() -> None:
     with pytest.raises(BackboneError, match=r"needs weights.*IMAGENET1K_V1.*'random'"):
         load_backbone("torchvision:squeezenet1_1")
     before = torch.random.get_rng_state()
-    one = load_backbone("torchvision:squeezenet1_1", weights="random", device="cpu")
+    one = squeezenet("random")
     assert torch.equal(before, torch.random.get_rng_state())
-    two = load_backbone("torchvision:squeezenet1_1", weights="random", device="cpu")
+    two = squeezenet("random")
     assert one.fingerprint == two.fingerprint
     assert one.num_classes == 1000
     assert one.labels[0] == "tench"
@@ -130,42 +123,39 @@ class Surprise:
         self.value = 1
 
 
-def broken(folder: Path, network: torch.nn.Module) -> dict[str, tuple[Path, str]]:
-    """Damaged weights, each with what the refusal must say."""
-    state: OrderedDict[str, Any] = OrderedDict(network.state_dict())
-    cases = {}
-
-    def case(name: str, message: str) -> Path:
-        cases[name] = (folder / name, message)
-        return folder / name
-
-    torch.save(
-        OrderedDict((k, v) for k, v in state.items() if k != "features.0.bias"),
-        case("misses.pth", r"misses features\.0\.bias"),
-    )
-    torch.save(state | {"extra": torch.zeros(1)}, case("extra.pth", "has unknown extra"))
-    torch.save(
-        state | {"features.0.weight": torch.zeros(64, 3, 5, 5)},
-        case("shape.pth", r"features\.0\.weight has shape \(64, 3, 5, 5\), expected \(64, 3, 3, 3\)"),
-    )
-    torch.save({"model": Surprise()}, case("pickle.pth", "more than tensors"))
-    torch.save([1, 2, 3], case("list.pth", "no state_dict"))
-    case("truncated.pth", "readable PyTorch file|damaged").write_bytes(
-        (folder / "six.pth").read_bytes()[:10000]
-    )
-    case("text.pth", "damaged|readable PyTorch").write_text("these are no weights")
-    case("text.safetensors", "not a readable safetensors file").write_text("these are no weights")
-    case("empty.safetensors", "not a readable safetensors file").write_bytes(b"")
-    case("weights.npz", r"not '\.npz'").write_bytes(b"PK")
-    cases["absent.pth"] = (folder / "absent.pth", r"absent\.pth does not exist")
-    return cases
-
-
 def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Module) -> None:
-    for path, message in broken(folder, network).values():
+    state: OrderedDict[str, Any] = OrderedDict(network.state_dict())
+    saved = {
+        "misses": (
+            OrderedDict(list(state.items())[:1] + list(state.items())[2:]),
+            r"misses features\.0\.bias",
+        ),
+        "extra": (state | {"extra": torch.zeros(1)}, "has unknown extra"),
+        "shape": (
+            state | {"features.0.weight": torch.zeros(64, 3, 5, 5)},
+            r"features\.0\.weight has shape \(64, 3, 5, 5\), expected \(64, 3, 3, 3\)",
+        ),
+        "pickle": ({"model": Surprise()}, "more than tensors"),
+        "list": ([1, 2, 3], "no state_dict"),
+    }
+    written = {
+        "truncated.pth": ((folder / "six.pth").read_bytes()[:10000], "readable PyTorch file|damaged"),
+        "text.pth": (b"these are no weights", "damaged|readable PyTorch"),
+        "text.safetensors": (b"these are no weights", "not a readable safetensors file"),
+        "empty.safetensors": (b"", "not a readable safetensors file"),
+        "weights.npz": (b"PK", r"not '\.npz'"),
+    }
+    messages = {"absent.pth": r"absent\.pth does not exist"}
+    for name, (content, message) in saved.items():
+        torch.save(content, folder / f"{name}.pth")
+        messages[f"{name}.pth"] = message
+    for name, (data, message) in written.items():
+        (folder / name).write_bytes(data)
+        messages[name] = message
+    for name, message in messages.items():
         with pytest.raises(BackboneError, match=message) as caught:
-            load_backbone("torchvision:squeezenet1_1", weights=str(path), device="cpu")
-        assert str(path) in str(caught.value)
+            squeezenet(folder / name)
+        assert str(folder / name) in str(caught.value)
 
 
 @pytest.mark.parametrize(

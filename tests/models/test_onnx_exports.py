@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,15 +12,26 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from onnx import TensorProto
 
 from boxcal.models import BackboneError
 from boxcal.models.loading.inspection import inspect_model
-from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
+from tests.models.files import CLASS_NAMES as CLASSES
+from tests.models.files import (
+    TEXTS,
+    declare,
+    linear,
+    load,
+    logits_of,
+    node,
+    save_graph,
+    value,
+    word_tokenizer,
+)
 from tests.models.posting import TOLERANCE, Export, check_answers, check_clients, check_fit
 
 RNG = np.random.default_rng(11)
-CLASSES = ("cat", "dog", "emu")
 
 
 def features(count: int = 300) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -127,15 +137,8 @@ class Reader(torch.nn.Module):
         return logits
 
 
-WORDS = ("[PAD]", "[UNK]", "good", "bad", "film", "a", "very", "long", "story")
-TEXTS = ("good film", "a very very long bad story", "film", "a good story", "unknown words only here")
-
-
 def of_text(path: Path) -> Export:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = word_tokenizer()
     tokenizer.save(str(path.with_name("tokenizer.json")))
     network = Reader().eval()
     ids = torch.tensor([[2, 4, 0], [3, 4, 5]])
@@ -150,12 +153,10 @@ def of_text(path: Path) -> Export:
             dynamic_axes={name: {0: "n", 1: "length"} for name in ("input_ids", "attention_mask")},
             dynamo=False,
         )
-    path.with_suffix(".json").write_text(json.dumps({"labels": list(CLASSES)}))
-    expected = []
-    for text in TEXTS:
-        one = torch.tensor([tokenizer.encode(text).ids])
-        expected.append(network(one, torch.ones_like(one)).softmax(1)[0].detach().numpy())
+    declare(path, labels=CLASSES)
     ids_of = [tokenizer.encode(text).ids for text in TEXTS]
+    rows = [torch.tensor([one]) for one in ids_of]
+    expected = [network(row, torch.ones_like(row)).softmax(1)[0].detach().numpy() for row in rows]
     return Export([{"text": text} for text in TEXTS], CLASSES, np.array(expected), {"input_ids": ids_of})
 
 
@@ -189,93 +190,36 @@ def test_posted_inputs_give_the_librarys_probabilities_then_a_fit_then_bounds(
     check_fit(*export, samples=request.node.callspec.params["export"] in FITTED_BY_SAMPLES)
 
 
-def linear(path: Path, last: str, classes: int, *, output: str = "scores") -> Path:
-    """A linear network of 4 features whose last layer is this operator."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    weight = np.random.default_rng(1).normal(size=(4, classes)).astype(np.float32)
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["raw"]),
-        helper.make_node(last, ["raw"], [output]),
-        helper.make_node("Identity", ["raw"], ["raw_logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "linear",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ("N", 4))],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ("N", classes))
-            for name in (output, "raw_logits")
-        ],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-    return path
-
-
-def declare(path: Path, **members: Any) -> str:
-    path.with_suffix(".json").write_text(json.dumps(members))
-    return f"onnx:{path}"
-
-
-def of_two_columns(path: Path, batch: int | str) -> None:
-    """The features [x, y] and z, multiplied by a matrix: class 1 is 2 x + z, class 2 is y."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    weight = np.array([[0, 2, 0], [0, 0, 1], [0, 1, 0]], np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Concat", ["xy", "z"], ["row"], axis=1),
-            helper.make_node("MatMul", ["row", "w"], ["s"]),
-        ],
-        "columns",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n])
-            for name, n in (("xy", 2), ("z", 1))
-        ],
-        [helper.make_tensor_value_info("s", TensorProto.FLOAT, [batch, 3])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-
-
-def of_tokens(path: Path, batch: int | str) -> None:
-    """The sum of the embeddings of the tokens; token t has the embedding [t, -t], and the padding 0 none."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    table = np.arange(9, dtype=np.float32)[:, None] * np.array([1, -1], np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "input_ids"], ["found"]),
-            helper.make_node("ReduceSum", ["found", "axes"], ["logits"], keepdims=0),
-        ],
-        "tokens",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, [batch, "length"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 2])],
-        [numpy_helper.from_array(table, "table"), numpy_helper.from_array(np.array([1]), "axes")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-
-
 @pytest.mark.parametrize("batch", ["n", 1, 3])
 def test_rows_and_tokens_pass_through_a_free_or_fixed_batch_dimension(
     batch: int | str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "columns.onnx"
-    of_two_columns(path, batch)
-    served = load_backbone(f"onnx:{path}", device="cpu")
+    """The features [x, y] and z give the logits 0, 2 x + z and y; the token t gives t and -t, summed up."""
+    columns = save_graph(
+        tmp_path / "columns.onnx",
+        [node("Concat", "xy z", "row", axis=1), node("MatMul", "row w", "s")],
+        [value("xy", batch, 2), value("z", batch, 1)],
+        [value("s", batch, 3)],
+        w=np.array([[0, 2, 0], [0, 0, 1], [0, 1, 0]], np.float32),
+    )
     rows = np.array([[1, 2, 3], [0, 0, 0], [-1, 4, 0], [0, 5, 7]])
     for count in (1, 3, 4):
-        logits = served(served.inputs.batch(served.inputs.check(rows[:count])))
+        logits = logits_of(load(columns), rows[:count])
         np.testing.assert_array_equal(logits, [[0, 5, 2], [0, 0, 0], [0, -2, 4], [0, 7, 5]][:count])
-    path = tmp_path / "tokens.onnx"
-    of_tokens(path, batch)
-    served = load_backbone(f"onnx:{path}", device="cpu")
+    tokens = save_graph(
+        tmp_path / "tokens.onnx",
+        [node("Gather", "table input_ids", "found"), node("ReduceSum", "found axes", "logits", keepdims=0)],
+        [value("input_ids", batch, "length", dtype=TensorProto.INT64)],
+        [value("logits", batch, 2)],
+        table=np.arange(9, dtype=np.float32)[:, None] * np.array([1, -1], np.float32),
+        axes=[1],
+    )
+    served = load(tokens)
     samples = served.inputs.blank(4)
     for row, ids in enumerate([[1, 2], [8], [3, 3, 3], [5, 2]]):
         samples[row] = served.inputs.decode("tokens", {"input_ids": ids}, 0)
     np.testing.assert_array_equal(served(served.inputs.batch(samples)), [[3, -3], [8, -8], [9, -9], [7, -7]])
-    assert inspect_model(path).outputs[0].found == ((2 if batch == "n" else batch), 2)
+    assert inspect_model(tokens).outputs[0].found == ((2 if batch == "n" else batch), 2)
 
 
 @pytest.mark.parametrize("zipmap", [True, False])
@@ -292,17 +236,17 @@ def test_exports_of_scikit_learn_with_a_fixed_batch_dimension(zipmap: bool, tmp_
         )
         path = tmp_path / f"{batch}.onnx"
         path.write_bytes(exported.SerializeToString())
-        served = load_backbone(f"onnx:{path}", device="cpu")
-        logits = torch.as_tensor(served(served.inputs.batch(served.inputs.check(rows[:7]))))
+        served = load(path)
+        logits = logits_of(served, rows[:7])
         assert served.labels == CLASSES
         np.testing.assert_allclose(logits.softmax(1), model.predict_proba(rows[:7]), atol=1e-6)
 
 
-def exported(path: Path, model: Any, rows: np.ndarray[Any, Any], **options: Any) -> str:
+def load_exported(path: Path, model: Any, rows: np.ndarray[Any, Any], **options: Any) -> Any:
     from skl2onnx import to_onnx
 
     path.write_bytes(to_onnx(model, rows[:1], options={id(model): options}).SerializeToString())
-    return f"onnx:{path}"
+    return load(path)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -314,8 +258,8 @@ def test_scores_beside_a_label_are_logits(classes: int, tmp_path: Path) -> None:
     names = np.array(CLASSES)[np.minimum(labels, classes - 1)]
     machine, regression = LinearSVC().fit(rows, names), LogisticRegression().fit(rows, names)
     for model, options in ((machine, {}), (regression, {"raw_scores": True})):
-        served = load_backbone(exported(tmp_path / "m.onnx", model, rows, **options), device="cpu")
-        logits = np.asarray(served(served.inputs.batch(served.inputs.check(rows[:7]))))
+        served = load_exported(tmp_path / "m.onnx", model, rows, **options)
+        logits = logits_of(served, rows[:7])
         scores = model.decision_function(rows[:7])
         if classes == 2:  # skl2onnx gives one column for the one, and two for the other
             scores = np.stack([0 * scores if model is machine else -scores, scores], axis=1)
@@ -334,9 +278,9 @@ def test_scores_that_contradict_the_label_are_refused(tmp_path: Path) -> None:
         with pytest.raises(
             BackboneError, match=r'not that of the label beside it.*declare "outputs": "logits"'
         ):
-            load_backbone(exported(tmp_path / "m.onnx", model, rows, zipmap=False), device="cpu")
-    served = load_backbone(declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0"]), device="cpu")
-    assert served.labels == ("1", "0")
+            load_exported(tmp_path / "m.onnx", model, rows, zipmap=False)
+    declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0"])
+    assert load(tmp_path / "m.onnx").labels == ("1", "0")
 
 
 @pytest.mark.parametrize("shape", [[0, 0, 1, 1], [0, 1, 1, -1]])
@@ -351,10 +295,10 @@ def test_dimensions_of_size_1_are_dropped(shape: list[int], tmp_path: Path) -> N
     del model.graph.output[0].type.tensor_type.shape.dim[:]
     onnx.save(model, path)
     rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
-    logits = []
+    logits: list[Any] = []
     for output in ("scores", "raw_logits"):
-        served = load_backbone(declare(path, output=output), device="cpu")
-        logits.append(served(served.inputs.batch(served.inputs.check(rows))))
+        declare(path, output=output)
+        logits.append(logits_of(load(path), rows))
     np.testing.assert_array_equal(*logits)
     path.with_suffix(".json").unlink()
     assert inspect_model(path).declaration["output"] == "scores"
@@ -363,12 +307,11 @@ def test_dimensions_of_size_1_are_dropped(shape: list[int], tmp_path: Path) -> N
 def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", "Sigmoid", 1)
     rows = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
-    served = load_backbone(declare(path, output="scores", activation="sigmoid"), device="cpu")
-    logits = torch.as_tensor(served(served.inputs.batch(served.inputs.check(rows))))
-    raw = load_backbone(
-        declare(path, output="raw_logits", activation="sigmoid", outputs="logits"), device="cpu"
-    )
-    before = torch.as_tensor(raw(raw.inputs.batch(raw.inputs.check(rows))))
+    declare(path, output="scores", activation="sigmoid")
+    served = load(path)
+    declare(path, output="raw_logits", activation="sigmoid", outputs="logits")
+    raw = load(path)
+    logits, before = logits_of(served, rows), logits_of(raw, rows)
     assert logits.shape == before.shape == (5, 2)
     np.testing.assert_allclose(logits.softmax(1), before.softmax(1), atol=1e-6)
     np.testing.assert_allclose(before.softmax(1)[:, 1], before[:, 1].sigmoid(), atol=1e-6)
@@ -393,8 +336,9 @@ def test_outputs_that_are_not_what_is_declared_are_refused(
     last: str, classes: int, declared: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = linear(tmp_path / "m.onnx", last, classes)
+    declare(path, **declared)
     with pytest.raises(BackboneError, match=message):
-        load_backbone(declare(path, **declared), device="cpu")
+        load(path)
 
 
 def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
@@ -443,7 +387,7 @@ def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
 
 def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
     made = of_text(tmp_path / "model.onnx")
-    backbone = load_backbone(f"onnx:{tmp_path / 'model.onnx'}", device="cpu")
+    backbone = load(tmp_path / "model.onnx")
     inputs = backbone.inputs
     tokens = {"input_ids": [2, 4]}
     sample = inputs.decode("tokens", tokens, 0)
@@ -451,7 +395,7 @@ def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
     samples[0], samples[1] = sample, inputs.decode("text", TEXTS[1], 0)
     logits = torch.as_tensor(backbone(inputs.batch(samples)))
     np.testing.assert_allclose(logits[:2].softmax(1), made.probabilities[:2], atol=TOLERANCE)
-    for message, value in {
+    for message, given in {
         "0 tokens": {"input_ids": []},
         "513 tokens; it must have 1 to 512": {"input_ids": [1] * 513},
         "attention_mask must be a list of 2": {"input_ids": [1, 2], "attention_mask": [1]},
@@ -459,16 +403,4 @@ def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
         "no input 'ids'": {"ids": [1]},
     }.items():
         with pytest.raises(BackboneError, match=message):
-            inputs.decode("tokens", value, 0)
-
-
-def test_an_image_is_squashed_to_height_and_width(tmp_path: Path) -> None:
-    from PIL import Image
-
-    from boxcal.models.inputs.preprocessing import ImageClassification
-
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (30, 50, 3), dtype=np.uint8))
-    squash = ImageClassification(resize=(8, 6), crop=None, mean=(0.5,) * 3, std=(0.5,) * 3)
-    pixels = np.asarray(image.resize((6, 8), Image.Resampling.BILINEAR)) / 255
-    assert squash.input_shape == (3, 8, 6)
-    np.testing.assert_allclose(squash(image), (pixels.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
+            inputs.decode("tokens", given, 0)

@@ -10,19 +10,17 @@ import onnx
 import pytest
 import torch
 from onnx import numpy_helper
-from torchvision.models import VisionTransformer
 
 from boxcal.models.backends import onnx_file, torchvision_models
 from boxcal.models.backends.checks import same_logits
 from boxcal.models.backends.class_token import take_class_token_early
 from boxcal.models.backends.torch_backbone import ThreadPerCorePool, padded
 from boxcal.models.loading.specifications import load_backbone
-from tests.models.test_class_token import Graph, block, take
+from tests.models.test_class_token import Graph, block, small_transformer, take
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small graph whose head reads one token."""
     graph = Graph()
     block(graph)
     take(graph)
@@ -74,16 +72,6 @@ class SecondToken(torchvision_models.LastBlock):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return super().forward(tokens.roll(-1, dims=1))
-
-
-def small_transformer() -> Any:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        network = VisionTransformer(
-            image_size=32, patch_size=16, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32, num_classes=7
-        )
-        torch.nn.init.normal_(network.heads.head.weight)  # zeros as it comes
-    return network.eval()
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -8,16 +8,16 @@ from typing import Any
 
 import httpx
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from onnx import TensorProto
+from tokenizers import processors
 
 from boxcal.app.client import BoxcalClient
 from boxcal.models import BackboneError
 from boxcal.models.inputs.texts import TextInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
+from tests.models.files import load, node, save_graph, value, word_tokenizer
 
 WORDS = ("<s>", "<pad>", "</s>", "<unk>", "cold", "warm", "rain")
 SIZES = {"vocab_size": len(WORDS), "pad_token_id": 1, "num_labels": 3}
@@ -33,8 +33,7 @@ def folder_of(folder: Path, family: str, sizes: dict[str, Any], model_max_length
     torch.manual_seed(6)
     config = getattr(transformers, f"{family}Config")(**(SIZES | sizes))
     getattr(transformers, f"{family}ForSequenceClassification")(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))  # noqa: S106
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = word_tokenizer(WORDS, "<unk>")
     tokenizer.post_processor = processors.TemplateProcessing(
         "<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -95,34 +94,26 @@ def test_a_network_without_a_padding_token_reads_batches(tmp_path: Path) -> None
     np.testing.assert_allclose(together, alone, atol=1e-6)
 
 
-def of_counted_positions(path: Path, positions: int) -> None:
-    """The sum p of the positions of the tokens, counted from 1 without padding (0), as logits [p, -p]."""
-    table = np.arange(positions + 1, dtype=np.float32)[:, None] * np.array([1, -1], np.float32)
-    graph = helper.make_graph(
-        [
-            helper.make_node("Sign", ["input_ids"], ["is_token"]),
-            helper.make_node("CumSum", ["is_token", "axis"], ["counted"]),
-            helper.make_node("Mul", ["counted", "is_token"], ["positions"]),
-            helper.make_node("Gather", ["table", "positions"], ["found"]),
-            helper.make_node("ReduceSum", ["found", "axes"], ["logits"], keepdims=0),
-        ],
-        "positions",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "length"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
-        [
-            numpy_helper.from_array(value, name)
-            for name, value in (("table", table), ("axis", np.array(1)), ("axes", np.array([1])))
-        ],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
-
-
 def test_the_positions_of_an_onnx_file_are_found_by_trial(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "counted.onnx"
-    of_counted_positions(path, 9)
-    served = load_backbone(f"onnx:{path}", device="cpu")
+    """Its logits are p and -p, the sum of the positions of the tokens, counted from 1 without padding (0)."""
+    path = save_graph(
+        tmp_path / "counted.onnx",
+        [
+            node("Sign", "input_ids", "is_token"),
+            node("CumSum", "is_token axis", "counted"),
+            node("Mul", "counted is_token", "positions"),
+            node("Gather", "table positions", "found"),
+            node("ReduceSum", "found axes", "logits", keepdims=0),
+        ],
+        [value("input_ids", "n", "length", dtype=TensorProto.INT64)],
+        [value("logits", "n", 2)],
+        table=np.arange(10, dtype=np.float32)[:, None] * np.array([1, -1], np.float32),
+        axis=1,
+        axes=[1],
+    )
+    served = load(path)
     assert "counted.onnx reads at most 9 tokens, not 512" in caplog.text
     samples = served.inputs.blank(2)
     samples[0] = served.inputs.decode("tokens", {"input_ids": [5] * 9}, 0)

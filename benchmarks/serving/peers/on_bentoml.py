@@ -16,18 +16,14 @@ from PIL.Image import Image
 
 @bentoml.service(workers=os.cpu_count() or 1, traffic={"timeout": 60})
 class Bench:
-    """Both tasks."""
-
     def __init__(self) -> None:
         if work.task() == "images":
             self.classifier = work.Classifier(threads=1)
 
     @bentoml.api(route="/images")
     def images(self, image: Annotated[Image, ContentType("image/jpeg")], /) -> dict[str, Any]:
-        """Classify one image."""
         return self.classifier.classify_image(image)
 
     @bentoml.api(route="/logits")
     def logits(self, logits: np.ndarray) -> np.ndarray:  # BentoML reads the annotation
-        """Softmax of one row."""
         return work.softmax(logits)

@@ -14,8 +14,6 @@ RawBody = Annotated[bytes, Body(media_type="application/octet-stream")]
 
 
 class Images(litserve.LitAPI):
-    """JPEG → top 5."""
-
     def setup(self, device: str) -> None:
         """Load the model in the worker."""
         self.classifier = work.Classifier(threads=1)
@@ -25,11 +23,9 @@ class Images(litserve.LitAPI):
         return request
 
     def predict(self, image: bytes) -> dict[str, Any]:
-        """Decode and run in the worker."""
         return self.classifier.classify(image)
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Let the server serialise the JSON."""
         return output
 
 
@@ -44,11 +40,9 @@ class Logits(litserve.LitAPI):
         return request
 
     def predict(self, body: bytes) -> bytes:
-        """Softmax, JSON to JSON."""
         return work.softmax_json(body)
 
     def encode_response(self, output: bytes) -> Response:
-        """Send the JSON as it is."""
         return Response(output, media_type="application/json")
 
 

@@ -10,16 +10,12 @@ from mlserver.types import InferenceRequest, InferenceResponse
 
 
 class Bench(MLModel):
-    """Both tasks."""
-
     async def load(self) -> bool:
-        """Load the model in the worker."""
         if work.task() == "images":
             self.classifier = work.Classifier(threads=1)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Classify one image, or a softmax of one row."""
         (tensor,) = payload.inputs
         if work.task() == "images":
             top = self.classifier.classify(base64.b64decode(tensor.data[0]))["top"]

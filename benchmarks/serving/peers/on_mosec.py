@@ -11,37 +11,27 @@ CORES = os.cpu_count() or 1
 
 
 class Images(Worker):
-    """JPEG → top 5."""
-
     def __init__(self) -> None:
         self.classifier = work.Classifier(threads=1)
 
     def deserialize(self, data: bytes) -> bytes:
-        """Pass the body on unchanged."""
         return data
 
     def forward(self, data: bytes) -> dict[str, Any]:
-        """Decode and run."""
         return self.classifier.classify(data)
 
     def serialize(self, data: dict[str, Any]) -> bytes:
-        """Write the JSON."""
         return orjson.dumps(data)
 
 
 class Logits(Worker):
-    """1000 logits → softmax."""
-
     def deserialize(self, data: bytes) -> bytes:
-        """Pass the body on unchanged."""
         return data
 
     def forward(self, data: bytes) -> bytes:
-        """Softmax, JSON to JSON."""
         return work.softmax_json(data)
 
     def serialize(self, data: bytes) -> bytes:
-        """Send the JSON as it is."""
         return data
 
 

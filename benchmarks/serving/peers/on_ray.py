@@ -14,14 +14,11 @@ CORES = os.cpu_count() or 1
 
 @serve.deployment(num_replicas=CORES, ray_actor_options={"num_cpus": 1}, max_ongoing_requests=16)
 class Bench:
-    """Both tasks."""
-
     def __init__(self) -> None:
         if work.task() == "images":
             self.classifier = work.Classifier(threads=1)
 
     async def __call__(self, request: Request) -> Response:
-        """Classify one image, or a softmax of one row."""
         body = await request.body()
         if work.task() == "images":
             return JSONResponse(self.classifier.classify(body))

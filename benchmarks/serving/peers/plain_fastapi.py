@@ -13,7 +13,6 @@ app = FastAPI()
 
 @app.get("/ready")
 async def ready() -> dict[str, str]:
-    """Return 200 when the model is loaded."""
     return {"status": "ready"}
 
 
@@ -22,13 +21,11 @@ if work.task() == "images":
 
     @app.post("/images")
     async def images(request: Request) -> dict[str, Any]:
-        """Classify one image."""
         return await run_in_threadpool(classifier.classify, await request.body())
 
 
 @app.post("/logits")
 async def logits(request: Request) -> Response:
-    """Softmax of one row, by numpy and orjson."""
     return Response(work.softmax_json(await request.body()), media_type="application/json")
 
 

@@ -22,7 +22,6 @@ Array = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 def port() -> int:
-    """Return the port that the benchmark assigned."""
     return int(os.environ["BENCH_PORT"])
 
 
@@ -80,7 +79,6 @@ class Classifier:
 
 
 def softmax(logits: Array) -> Array:
-    """Softmax over the last axis, in float64."""
     shifted = np.asarray(logits, dtype=np.float64)
     shifted = np.exp(shifted - shifted.max(axis=-1, keepdims=True))
     result: Array = shifted / shifted.sum(axis=-1, keepdims=True)
@@ -88,7 +86,6 @@ def softmax(logits: Array) -> Array:
 
 
 def top_five(logits: Array) -> dict[str, Any]:
-    """Return the five most probable classes of one row of logits."""
     probabilities = softmax(logits)
     best = np.argpartition(probabilities, -5)[-5:]
     best = best[np.argsort(-probabilities[best])]

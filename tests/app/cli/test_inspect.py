@@ -16,9 +16,9 @@ from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.output import UsageError, escape, write_json
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
-from tests.models.files import write_onnx
+from tests.models.files import linear, write_onnx
 from tests.models.test_libraries import of_text as text_of_transformers
-from tests.models.test_onnx_exports import linear, of_columns, of_lightgbm, of_scikit_learn, of_text
+from tests.models.test_onnx_exports import of_columns, of_lightgbm, of_scikit_learn, of_text
 
 MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "image": (

@@ -48,17 +48,7 @@ SETTLED_SECONDS = 3.0
 
 
 class RayCluster:
-    """Two nodes, and the application on them.
-
-    Parameters
-    ----------
-    python
-        Interpreter with Ray.
-    folder
-        For data and the Serve config.
-    environment
-        Of all processes of the nodes.
-    """
+    """Two nodes, and the application on them; `python` is an interpreter with Ray."""
 
     def __init__(self, python: str, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
@@ -83,19 +73,16 @@ class RayCluster:
         subprocess.run([*command, "--address", DASHBOARD], check=True, stdout=subprocess.DEVNULL)
 
     def lose(self) -> None:
-        """Kill every process of the second node at once."""
         node = psutil.Process(self.raylet)
         for process in [node, *node.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def again(self) -> None:
-        """Start another second node."""
         self._tell("again\n")
         self.raylet = self._started()
 
     def close(self) -> None:
-        """End all."""
         self._tell("end\n")
         self._process.wait()
 
@@ -145,7 +132,6 @@ def serving(count: int) -> bool:
 
 @contextmanager
 def load() -> Iterator[SteadyLoad]:
-    """Send requests at the rate for as long as the block lasts."""
     with SteadyLoad(PORT, RATE, body=ROW, renews=True) as steady:
         time.sleep(SETTLED_SECONDS)
         yield steady
@@ -160,7 +146,6 @@ def row(name: str, steady: SteadyLoad, event: float) -> None:
 
 
 def routes(cluster: RayCluster, folder: Path, server: PostgreSQL) -> None:
-    """Ask every route here and under uvicorn."""
     cluster.deploy(2)
     settings = {"database_url": server.new_database(), "allow_anonymous": "1", "host": "0.0.0.0"}  # noqa: S104
     with Service(folder / "uvicorn", **settings) as service:
@@ -172,7 +157,6 @@ def routes(cluster: RayCluster, folder: Path, server: PostgreSQL) -> None:
 
 
 def kill(cluster: RayCluster, *_: object) -> None:
-    """Kill a replica of two."""
     cluster.deploy(2)
     for _attempt in range(3):
         until(lambda: serving(2), 120, "two replicas")
@@ -185,7 +169,6 @@ def kill(cluster: RayCluster, *_: object) -> None:
 
 
 def lose(cluster: RayCluster, *_: object) -> None:
-    """Lose the second node."""
     cluster.deploy(2)
     until(lambda: serving(2), 120, "two replicas")
     time.sleep(SETTLED_SECONDS)

@@ -15,7 +15,6 @@ PREFIX = "node "
 
 
 def node(cluster: Any, cores: int, **more: Any) -> Any:
-    """Start a node."""
     return cluster.add_node(
         num_cpus=cores, object_store_memory=STORE_BYTES, node_ip_address="127.0.0.1", **more
     )

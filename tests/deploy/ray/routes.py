@@ -35,28 +35,21 @@ CHANGING = re.compile(
     r"|in \d+(\.\d+)? (ms|s)"
 )
 """Ids, moments and durations."""
-NUMBERS = {
-    "timing_ms",
-    "fit_seconds",
-    "queue_ms",
-    "total_ms",
-    "seconds",
-    "progress",
-    "uptime_seconds",
-    "stage",
-    "backbone_ms",
-    "decode_ms",
-}
+NUMBERS = re.compile(r"\w+_ms|(fit_|uptime_)?seconds|progress|stage")
 
 Request = tuple[str, str, dict[str, Any]]
 
 
 def image() -> bytes:
-    """Encode a digit."""
     buffer = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 255, (8, 8), dtype=np.uint8)
     Image.fromarray(pixels).resize((64, 64)).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def get(*paths: str) -> Iterator[Request]:
+    for path in paths:
+        yield "GET", path, {}
 
 
 def requests(found: dict[str, Any]) -> Iterator[Request]:
@@ -68,24 +61,15 @@ def requests(found: dict[str, Any]) -> Iterator[Request]:
 
 
 def predictions() -> Iterator[Request]:
-    """Predict, also what must be refused."""
     upload, rows = {"content": image(), "headers": {"content-type": "image/png"}}, [ROW]
-    yield "GET", "/health/live", {}
-    yield "GET", "/health/ready", {}
+    yield from get("/health/live", "/health/ready", "/model", "/methods", "/version", "/whoami")
     yield "HEAD", "/health/ready", {}
-    yield "GET", "/model", {}
-    yield "GET", "/methods", {}
-    yield "GET", "/version", {}
-    yield "GET", "/whoami", {}
     yield "POST", "/predict?top_k=3&probabilities=true", upload
     yield "POST", "/predict", {"files": {"file": image()}, "data": {"options": '{"bounds": {"upper": 0.5}}'}}
     yield "POST", "/predict", {"content": b"no image", "headers": {"content-type": "image/png"}}
     yield "POST", "/predict", {"json": {"inputs": []}}
-    yield (
-        "POST",
-        "/calibrate",
-        {"json": {"logits": rows, "options": {"probabilities": True, "explain": True}}},
-    )
+    options = {"probabilities": True, "explain": True}
+    yield "POST", "/calibrate", {"json": {"logits": rows, "options": options}}
     yield "POST", "/calibrate", {"json": {"logits": [[1, 2]]}}
     yield "POST", "/calibrate", {"content": b'{"logits": [[', "headers": {"content-type": JSON}}
     buffer = io.BytesIO()
@@ -96,43 +80,21 @@ def predictions() -> Iterator[Request]:
 
 
 def fits(found: dict[str, Any]) -> Iterator[Request]:
-    """Fit, and read what there is then."""
-    yield (
-        "POST",
-        "/fit?wait=60",
-        {
-            "content": form(validation_npz(500), method="ts", activate="always"),
-            "headers": UPLOAD,
-        },
-    )
+    uploaded = form(validation_npz(500), method="ts", activate="always")
+    yield "POST", "/fit?wait=60", {"content": uploaded, "headers": UPLOAD}
     fit = f"/fits/{found['/fit?wait=60']['id']}"
     yield "POST", "/fit", {"content": form(b"no file", method="ts"), "headers": UPLOAD}
-    yield "GET", fit, {}
-    yield "GET", f"{fit}/events", {}
+    yield from get(fit, f"{fit}/events")
     yield "DELETE", fit, {}
-    yield "GET", "/fits/none", {}
-    yield "GET", "/fits?limit=2", {}
-    yield (
-        "POST",
-        "/compare?versions=1&methods=ts",
-        {"content": form(validation_npz(300, seed=1)), "headers": UPLOAD},
-    )
-    yield "GET", "/calibrators", {}
-    yield "GET", "/calibrators/1", {}
-    yield "GET", "/calibrators/9", {}
-    for name in (
-        "report",
-        "report.html",
-        "reliability.json",
-        "reliability.svg",
-        "reliability.png",
-        "artifact",
-    ):
-        yield "GET", f"/calibrators/1/{name}", {}
+    yield from get("/fits/none", "/fits?limit=2")
+    compared = {"content": form(validation_npz(300, seed=1)), "headers": UPLOAD}
+    yield "POST", "/compare?versions=1&methods=ts", compared
+    yield from get("/calibrators", "/calibrators/1", "/calibrators/9")
+    kinds = ("report", "report.html", "reliability.json", "reliability.svg", "reliability.png", "artifact")
+    yield from get(*(f"/calibrators/1/{kind}" for kind in kinds))
 
 
 def changes() -> Iterator[Request]:
-    """Activate, and use feedback."""
     rows = [ROW]
     yield "POST", "/calibrators/rollback", {}
     yield "POST", "/calibrators/1/activate", {}
@@ -141,38 +103,24 @@ def changes() -> Iterator[Request]:
     logits, labels = overconfident(50)
     items = [{"logits": row.tolist(), "label": int(label)} for row, label in zip(logits, labels, strict=True)]
     yield "POST", "/feedback", {"json": {"items": items}}
-    yield "GET", "/monitor", {}
-    yield "GET", "/monitor/events", {}
+    yield from get("/monitor", "/monitor/events")
     yield "POST", "/monitor/acknowledge", {}
     yield "GET", "/refits", {}
 
 
 def everything_else(found: dict[str, Any]) -> Iterator[Request]:
-    """Ask for documents, metrics, the other protocol and the page."""
     tensor = {"name": "input", "shape": [1, 10], "datatype": "FP32", "data": ROW}
-    yield "GET", "/audit?limit=3", {}
-    yield "GET", "/metrics", {}
-    yield "GET", "/stats", {}
-    yield "GET", "/v2", {}
-    yield "GET", "/v2/health/live", {}
-    yield "GET", "/v2/health/ready", {}
+    yield from get("/audit?limit=3", "/metrics", "/stats", "/v2", "/v2/health/live", "/v2/health/ready")
     yield "POST", "/v2/repository/index", {}
     for model in ("/v2/models/digits", "/v2/models/digits/versions/1"):
-        yield "GET", model, {}
-        yield "GET", f"{model}/ready", {}
-        yield "GET", f"{model}/stats", {}
+        yield from get(model, f"{model}/ready", f"{model}/stats")
         yield "POST", f"{model}/infer", {"json": {"inputs": [{**tensor, "name": "logits"}]}}
         yield "POST", f"{model}/infer", {"json": {"inputs": [tensor]}}
-    yield "GET", "/openapi.json", {}
-    yield "GET", "/docs", {}
-    yield "GET", "/", {}
-    yield "GET", "/ui", {}
-    yield "GET", "/ui/", {}
+    yield from get("/openapi.json", "/docs", "/", "/ui", "/ui/")
     digest = re.search(r"/?ui/([^/\"]+)/main.js", found["/ui/"]) or re.search(
         r"([0-9a-f]{8,})/main.js", found["/ui/"]
     )
-    yield "GET", f"/ui/{digest[1] if digest else 'none'}/main.js", {}
-    yield "GET", "/none", {}
+    yield from get(f"/ui/{digest[1] if digest else 'none'}/main.js", "/none")
     yield "PUT", "/predict", {}
 
 
@@ -219,21 +167,19 @@ def comparable(path: str, answer: httpx.Response, document: Any, id_: str) -> di
 def masked(value: Any) -> Any:
     """Replace ids, moments and durations, at any depth."""
     if isinstance(value, dict):
-        return {name: masked(one) for name, one in value.items() if name not in NUMBERS}
+        return {name: masked(one) for name, one in value.items() if not NUMBERS.fullmatch(name)}
     if isinstance(value, list):
         return [masked(one) for one in value]
     return CHANGING.sub("?", value) if isinstance(value, str) else value
 
 
 def shape(value: Any) -> Any:
-    """Keep the names of members."""
     if not isinstance(value, dict):
         return None
     return {name: shape(one) for name, one in value.items() if not OF_ONE_REPLICA.fullmatch(name)}
 
 
 def template_of(method: str, path: str) -> tuple[str, str]:
-    """Find the documented route of a request."""
     place = path.partition("?")[0]
     for route in ROUTES:
         pattern = re.sub(r"\{\w+\}", "[^/]+", route[1])
@@ -243,7 +189,6 @@ def template_of(method: str, path: str) -> tuple[str, str]:
 
 
 def differing(here: Any, there: Any, place: str = "") -> Iterator[str]:
-    """Yield where two documents differ."""
     if isinstance(here, dict) and isinstance(there, dict):
         for name in here.keys() ^ there.keys():
             yield f"{place}.{name} is in one only"
