@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import resource
 import shutil
-import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +17,11 @@ from tests.app.fitting.service import Service
 from tests.app.fitting.test_faults import fill, small_disk
 from tests.app.fitting.test_isolation import Load
 from tests.app.fitting.validation_data import validation_npz
-from tests.app.registry.postgresql import PostgreSQL, is_installed
+from tests.app.waiting import until
 
 __all__ = ["small_disk"]
 
-FIT: dict[str, Any] = {
-    "files": {"file": ("v", validation_npz(100))},
-    "data": {"method": "ts", "activate": "always"},
-}
-STOPPED_SECONDS = 30
+DATA = validation_npz(100)
 DISK_BYTES = 64 * 2**20
 WRITES = ("/calibrators/0/activate", "/calibrators/rollback")
 OBEY_PERMISSIONS = """
@@ -48,23 +41,15 @@ LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 def load(service: Service) -> Iterator[Load]:
     """Predict without a pause; at the end, no prediction has failed."""
     with Load(service.url) as predictions:
-        wait_for(predictions, 20)
+        until(lambda: predictions.answers >= 20, 120)
         yield predictions
-        wait_for(predictions, predictions.answers + 20)
+        answered = predictions.answers
+        until(lambda: predictions.answers >= answered + 20, 120)
     assert predictions.failures == []
 
 
-def wait_for(predictions: Load, answers: int) -> None:
-    """Wait for so many answers."""
-    deadline = time.monotonic() + 120
-    while predictions.answers < answers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def fit(service: Service) -> dict[str, Any]:
-    """A fit succeeds and is activated."""
-    done: dict[str, Any] = service.client.post("/fit?wait=240", **FIT).json()
+    done: dict[str, Any] = service.fit(DATA, method="ts", activate="always").json()
     assert (done["state"], done["activated"]) == ("succeeded", True), done
     return done
 
@@ -80,7 +65,7 @@ def test_a_full_disk(small_disk: Path) -> None:
             filler = fill(small_disk, 0)
             for path in WRITES:
                 assert problem(service.client.post(path)) == (507, "storage-full")
-            assert problem(service.client.post("/fit", **FIT)) == (507, "storage-full")
+            assert problem(service.fit(DATA, method="ts")) == (507, "storage-full")
             filler.unlink()
             assert service.client.post(WRITES[0]).is_success
             assert service.client.post(WRITES[1]).json()["version"] == 1
@@ -95,7 +80,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
             for folder in folders:
                 folder.chmod(0o500)
             try:
-                assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+                assert problem(service.fit(DATA, method="ts")) == (503, "storage-unavailable")
             finally:
                 for folder in folders:
                     folder.chmod(0o700)
@@ -116,7 +101,6 @@ def whole_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def ended(*command: str | Path) -> int:
-    """Run a command; gives its exit status."""
     return subprocess.run(command, check=False, capture_output=True).returncode
 
 
@@ -135,7 +119,7 @@ def test_a_disk_that_becomes_read_only(whole_disk: Path) -> None:
                 (whole_disk / "any").touch()
             for path in WRITES:
                 assert problem(service.client.post(path)) == (503, "registry-unavailable")
-            assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+            assert problem(service.fit(DATA, method="ts")) == (503, "storage-unavailable")
             assert service.client.get("/health/ready").json()["calibrator"] == 1
     assert ended("umount", whole_disk) == 0
     assert ended("e2fsck", "-f", "-y", whole_disk.with_name("image")) in (0, 1)
@@ -155,7 +139,7 @@ def test_no_descriptors_left(tmp_path: Path) -> None:
             limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (service.process.num_fds(), limits[1]))
             try:
-                assert problem(service.client.post("/fit", **FIT)) == (503, "storage-unavailable")
+                assert problem(service.fit(DATA, method="ts")) == (503, "storage-unavailable")
                 with pytest.raises(httpx.TransportError):
                     httpx.get(f"{service.url}/health/live", timeout=2)
             finally:
@@ -182,25 +166,3 @@ def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert fit(service)["created_at"] < before["created_at"]
             assert service.client.post("/calibrators/rollback").json()["version"] == 1
             assert service.client.get("/health/ready").json()["calibrator"] == 1
-
-
-@pytest.mark.long
-def test_postgresql_is_stopped_and_started(tmp_path: Path) -> None:
-    if not is_installed():
-        pytest.skip("PostgreSQL is not installed")
-    with tempfile.TemporaryDirectory(prefix="boxcal-postgresql-") as folder:
-        database = PostgreSQL(Path(folder))
-        database.start()
-        with Service(tmp_path / "data", database_url=sqlalchemy_url(database)) as service:
-            fit(service)
-            with load(service):
-                database.stop(signal.SIGINT)
-                assert problem(service.client.post(WRITES[0])) == (503, "registry-unavailable")
-                time.sleep(STOPPED_SECONDS)
-                database.start()
-                fit(service)
-        database.stop()
-
-
-def sqlalchemy_url(database: PostgreSQL) -> str:
-    return database.new_database().replace("postgresql://", "postgresql+psycopg://")

@@ -36,58 +36,33 @@ def test_scaled_probabilities_are_a_warning_of_the_report(service: Service) -> N
     from scipy.special import softmax
 
     sent = softmax(LOGITS_200.astype(float), axis=1) * 0.993
-    body = {
-        "probabilities": sent.tolist(),
-        "labels": LABELS_200.tolist(),
-        "method": "ts",
-        "activate": "never",
-    }
+    sets = {"probabilities": sent.tolist(), "labels": LABELS_200.tolist()}
+    body = sets | {"method": "ts", "activate": "never"}
     fit, _ = finished(service.client.post("/fit?wait=200", json=body), service)
     assert "probabilities_scaled" in [warning["code"] for warning in fit["warnings"]]
 
 
 GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
-UNKNOWN: dict[str, tuple[str, dict[str, Any], str]] = {
-    "query": (
-        "/fit?method=ts",
-        {"json": GOOD},
-        "no query parameter 'method'; `method` is a field of",
-    ),
-    "misspelt field in the query": (
-        "/fit?metod=ts",
-        {"json": GOOD},
-        "'metod'; `method` is a field of the form or a member of the JSON body. The query",
-    ),
-    "misspelt query": ("/fit?wiat=3", {"json": GOOD}, "'wiat'; did you mean 'wait'?"),
-    "misspelt query of a comparison": (
-        "/compare?methods=ts&version=1",
-        {"json": GOOD},
-        "'version'; did you mean 'versions'?",
-    ),
-    "JSON member": ("/fit", {"json": {**GOOD, "metod": "ts"}}, "no field `metod`; did you mean 'method'?"),
-    "JSON weights": ("/fit", {"json": {**GOOD, "sample_weight": [1]}}, "`sample_weight`"),
-    "npy part": (
-        "/fit",
-        {"files": {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}},
-        "has a member 'label'; did you mean 'labels'?",
-    ),
-    "two files": (
-        "/fit",
-        {"files": {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}},
-        "one part `file`",
-    ),
-    "budget": ("/fit", {"json": {**GOOD, "budget_seconds": -1}}, "`budget_seconds` = -1"),
-}
+MEMBER = "`method` is a field of the form or a member of the JSON body. The query"
+NPY = {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}
+BOTH = {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}
+UNKNOWN: list[tuple[str, dict[str, Any], str]] = [
+    ("/fit?method=ts", {"json": GOOD}, f"no query parameter 'method'; {MEMBER}"),
+    ("/fit?metod=ts", {"json": GOOD}, f"'metod'; {MEMBER}"),
+    ("/fit?wiat=3", {"json": GOOD}, "'wiat'; did you mean 'wait'?"),
+    ("/compare?methods=ts&version=1", {"json": GOOD}, "'version'; did you mean 'versions'?"),
+    ("/fit", {"json": {**GOOD, "metod": "ts"}}, "no field `metod`; did you mean 'method'?"),
+    ("/fit", {"json": {**GOOD, "sample_weight": [1]}}, "`sample_weight`"),
+    ("/fit", {"files": NPY}, "has a member 'label'; did you mean 'labels'?"),
+    ("/fit", {"files": BOTH}, "one part `file`"),
+    ("/fit", {"json": {**GOOD, "budget_seconds": -1}}, "`budget_seconds` = -1"),
+]
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_what_is_unknown_is_refused_by_name(service: Service, name: str) -> None:
-    path, request, message = UNKNOWN[name]
-    answer = service.client.post(path, **request)
+@pytest.mark.parametrize(("path", "request_", "message"), UNKNOWN)
+def test_what_is_unknown_is_refused_by_name(
+    service: Service, path: str, request_: dict[str, Any], message: str
+) -> None:
+    answer = service.client.post(path, **request_)
     assert answer.status_code == 422, answer.text
     assert message in answer.json()["detail"]
-
-
-def test_json_that_is_cut_off_is_refused(service: Service) -> None:
-    broken = service.client.post("/fit", content=b"[1", headers={"content-type": "application/json"})
-    assert broken.status_code == 400

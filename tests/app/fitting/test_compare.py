@@ -13,12 +13,7 @@ from tests.app.fitting.validation_data import npz, overconfident, validation_npz
 
 
 def fitted(service: Service, method: str) -> int:
-    """Fit a method to 300 samples; gives the version."""
-    answer = service.client.post(
-        "/fit?wait=240",
-        files={"file": ("v", validation_npz(300))},
-        data={"method": method, "activate": "never"},
-    )
+    answer = service.fit(validation_npz(300), method=method, activate="never")
     version: int = answer.raise_for_status().json()["calibrator"]
     return version
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import httpx
 import pytest
 
 from boxcal.app.fitting.server import upload_validation
-from boxcal.app.fitting.server.build import FitService
 from boxcal.app.http.problems import (
     BoxcalError,
     FitAlreadyOver,
@@ -27,20 +27,21 @@ from boxcal.app.http.problems import (
     StorageUnavailable,
     UploadStalled,
 )
-from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.records import FitState
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_hostile import left_behind
-from tests.app.fitting.test_jobs import QUICK, ended, run, submit, until
+from tests.app.fitting.test_jobs import QUICK, ended, refits_alone, submit, until
 from tests.app.fitting.validation_data import CONTENT_TYPE, validation_npz
 from tests.app.raising import raises_problem
 from tools.hostile.crashes import KINDS, rounds
 
+pytestmark = pytest.mark.anyio
+
 DISK_BYTES = 12 * 2**20
 
 
-def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, _: Telemetry) -> None:
+async def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         jobs, fits = opened.jobs, opened.registry.fits
         reached, go = threading.Event(), threading.Event()
 
@@ -86,11 +87,9 @@ def test_a_cancel_that_meets_the_start_or_the_result_leaves_the_next_fit_alone(t
         assert (await until(jobs, await submit(jobs, QUICK), ended)).state is FitState.SUCCEEDED
         assert jobs.workers.fits._process is process
 
-    run(tmp_path, scenario)
 
-
-def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, _: Telemetry) -> None:
+async def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         jobs, workspace = opened.jobs, opened.jobs._slots._workspace
         make = workspace.new_folder
         for number, error in ((errno.ENOSPC, StorageFull), (errno.EACCES, StorageUnavailable)):
@@ -107,8 +106,6 @@ def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
         assert await hold(jobs, "one", 4) == 4
         assert jobs._slots._arriving.total() == 0
 
-    run(tmp_path, scenario)
-
 
 async def hold(jobs: Any, client: str, count: int) -> int:
     """Hold `count` slots of one client: one more is refused, and another client is served."""
@@ -124,8 +121,8 @@ async def hold(jobs: Any, client: str, count: int) -> int:
         return 1 + await hold(jobs, client, count - 1)
 
 
-def test_slow_uploads_of_three_addresses_leave_places_to_others(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, _: Telemetry) -> None:
+async def test_slow_uploads_of_three_addresses_leave_places_to_others(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         jobs = opened.jobs
         async with AsyncExitStack() as stack:
             taken = Counter[str]()
@@ -139,10 +136,7 @@ def test_slow_uploads_of_three_addresses_leave_places_to_others(tmp_path: Path) 
             with raises_problem(FitQueueFull, match="9 uploads are arriving; at most 8 may wait"):
                 await stack.enter_async_context(jobs.reserve_slot("f"))
 
-    run(tmp_path, scenario)
 
-
-@pytest.mark.anyio
 async def test_a_steady_but_slow_upload_ends_within_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +173,7 @@ def test_slow_uploads_are_given_up(service: Service) -> None:
     assert statuses == [408] * 4 + [503] * 5
     # Uploads have a higher minimum rate than other bodies, whose end says less.
     assert sum(b"upload-stalled" in answer for answer in answers) == 4
-    accepted = service.client.post("/fit", files={"file": ("v", validation_npz(50))}, data={"method": "ts"})
+    accepted = service.fit(validation_npz(50), wait=0, method="ts")
     assert accepted.status_code == 202, accepted.text
     service.client.delete(accepted.headers["location"])
 
@@ -210,17 +204,14 @@ def fill(disk: Path, room: int) -> Path:
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     with Service(small_disk / "data", model="logits:10") as service:
         client = service.client
-        request: dict[str, Any] = {
-            "files": {"file": ("v", validation_npz(1000))},
-            "data": {"method": "ts+pb", "activate": "always"},
-        }
+        request = partial(service.fit, validation_npz(1000), wait=0, method="ts+pb", activate="always")
         filler = fill(small_disk, 2**16)
-        refused = client.post("/fit", **request)
+        refused = request()
         assert (refused.status_code, refused.json()["title"]) == (507, StorageFull.title), refused.text
         assert left_behind(service) == set()
         filler.unlink()
 
-        accepted = client.post("/fit", **request)
+        accepted = request()
         assert accepted.status_code == 202, accepted.text
         filler = fill(small_disk, 0)
         stages = []

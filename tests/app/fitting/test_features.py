@@ -45,14 +45,7 @@ def arrays(backbone: OpenBackbone) -> dict[str, Floats]:
     }
 
 
-def fit(service: Service, content: bytes, method: str, **fields: str) -> Any:
-    return service.client.post(
-        "/fit?wait=240", files={"file": ("set.npz", content)}, data={"method": method, **fields}
-    )
-
-
 def served_probabilities(service: Service, count: int) -> tuple[int, Floats]:
-    """What `/predict` answers for the first test digits, and the version it names."""
     tensors = SPLIT.test.levels[:count].tolist()
     body = {"inputs": [{"tensor": one} for one in tensors], "options": {"probabilities": True}}
     answer = service.client.post("/predict", json=body)
@@ -76,12 +69,12 @@ def check_served(service: Service, backbone: OpenBackbone, done: dict[str, Any])
 def test_a_calibrator_of_features_is_fitted_and_served(
     service: Service, backbone: OpenBackbone, arrays: dict[str, Floats], method: str
 ) -> None:
-    done = fit(service, npz(**arrays), method, activate="always").json()
+    done = service.fit(npz(**arrays), method=method, activate="always").json()
     check_served(service, backbone, done)
     refused = service.client.post("/calibrate", json={"logits": arrays["logits"][:2].tolist()})
     assert refused.status_code == 422
     assert "reads features" in refused.json()["detail"]
-    compared = fit(service, npz(logits=arrays["logits"], labels=arrays["labels"]), "ts")
+    compared = service.fit(npz(logits=arrays["logits"], labels=arrays["labels"]), method="ts")
     assert compared.status_code == 422
     assert f"For the active calibrator, '{method}'" in compared.json()["detail"]
     assert service.client.post("/calibrators/rollback").json()["version"] == 0
@@ -91,7 +84,7 @@ def test_a_calibrator_of_features_is_fitted_and_served(
 def test_a_shift_of_the_inputs_is_fitted_to_images_and_served(
     service: Service, backbone: OpenBackbone
 ) -> None:
-    done = fit(service, archive(), "nc", activate="always").json()
+    done = service.fit(archive(), method="nc", activate="always").json()
     assert (done["state"], done["activated"]) == ("succeeded", True), done
     version, rows = served_probabilities(service, 40)
     calibrator = Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
@@ -102,16 +95,18 @@ def test_a_shift_of_the_inputs_is_fitted_to_images_and_served(
 
 
 def test_missing_requirements_are_named(service: Service, arrays: dict[str, Floats]) -> None:
-    without = fit(service, validation_npz(), "fc")
+    without = service.fit(validation_npz(), method="fc")
     assert without.status_code == 422
     assert "an array `features` (N, D)" in without.json()["detail"]
-    assert "upload labelled images" in fit(service, npz(**arrays), "nc").json()["detail"]
+    assert "upload labelled images" in service.fit(npz(**arrays), method="nc").json()["detail"]
     narrow = arrays | {"features": arrays["features"][:, :-1]}
-    assert "columns, and digits has" in fit(service, npz(**narrow), "ta").json()["detail"]
+    assert "columns, and digits has" in service.fit(npz(**narrow), method="ta").json()["detail"]
     foreign = arrays | {"features": arrays["features"][::-1]}
-    assert "does not make logits[0] of features[0]" in fit(service, npz(**foreign), "ta").json()["detail"]
+    assert (
+        "does not make logits[0] of features[0]" in service.fit(npz(**foreign), method="ta").json()["detail"]
+    )
     damaged = arrays | {"features": np.full_like(arrays["features"], np.nan)}
-    assert "features[0, 0] is nan" in fit(service, npz(**damaged), "ta").json()["detail"]
+    assert "features[0, 0] is nan" in service.fit(npz(**damaged), method="ta").json()["detail"]
 
 
 def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dict[str, Floats]) -> None:
@@ -141,8 +136,8 @@ def test_features_of_digits_are_fitted_and_served_without_torch(
     paths = str(hidden), service.environment.get("PYTHONPATH", "")
     service.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # of its workers too
     with service:
-        check_served(service, backbone, fit(service, archive(), "fc", activate="always").json())
-        refused = fit(service, archive(), "nc")
+        check_served(service, backbone, service.fit(archive(), method="fc", activate="always").json())
+        refused = service.fit(archive(), method="nc")
         assert refused.status_code == 422
         assert "the format of digits gives logits and features alone" in refused.json()["detail"]
         if sys.platform == "linux":

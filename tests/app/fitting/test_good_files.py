@@ -7,12 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from boxcal.app.fitting.worker.check import read_file
-from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.tables.labels import Declared
 from tests.app.fitting.files import (
     LABELS,
-    LIMIT,
     LOGITS,
     PROBABILITIES,
     K,
@@ -131,27 +127,6 @@ def test_sums_within_a_hundredth_are_divided_out_with_a_warning(tmp_path: Path) 
             "rows": 5,
         }
     ]
-
-
-def test_columns_named_by_class_hold_what_is_said(tmp_path: Path) -> None:
-    columns = {str(index): PROBABILITIES[:, index] for index in range(K)}
-    (tmp_path / "body").write_bytes(csv(pa.table({**columns, "label": LABELS})))
-    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
-    data = read_file(
-        part, tmp_path, classes="0123456789", max_bytes=LIMIT, declared=Declared("probabilities")
-    )
-    np.testing.assert_allclose(np.exp(data.arrays()[0]), PROBABILITIES, rtol=1e-5)
-
-
-def test_without_a_model_columns_name_the_classes(tmp_path: Path) -> None:
-    names = [f"class {index}" for index in range(K)]
-    table = by_class().rename_columns([*names, "label"])
-    table = table.set_column(K, "label", pa.array([names[label] for label in LABELS]))
-    (tmp_path / "body").write_bytes(csv(table))
-    part = FilePart(tmp_path / "body", 0, (tmp_path / "body").stat().st_size)
-    np.testing.assert_array_equal(
-        read_file(part, tmp_path, classes=None, max_bytes=LIMIT).arrays()[1], LABELS
-    )
 
 
 def test_many_blocks_of_rows_are_read_like_one(tmp_path: Path) -> None:

@@ -35,16 +35,10 @@ def left_behind(service: Service) -> set[str]:
     return {path.name for path in own.iterdir()} - {".alive", "head.npy"}
 
 
-def post(service: Service, data: bytes) -> httpx.Response:
-    return service.client.post(
-        "/fit?wait=200", files={"file": ("v", data)}, data={"method": "ts", "activate": "never"}
-    )
-
-
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_by_what_is_wrong(service: Service, name: str) -> None:
     status, message, make = HOSTILE[name]
-    answer = post(service, make())
+    answer = service.fit(make(), method="ts", activate="never")
     assert answer.status_code == status, answer.text
     assert httpx.codes.is_client_error(answer.status_code)
     assert re.search(message, answer.json()["detail"]), answer.text

@@ -118,16 +118,5 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
 
 
 def test_images_are_fitted_by_the_service(service: Service) -> None:
-    done = service.client.post(
-        "/fit?wait=200",
-        files={"file": ("digits.zip", archive())},
-        data={"method": "ts", "activate": "never"},
-    ).json()
+    done = service.fit(archive(), method="ts", activate="never").json()
     assert (done["state"], done["samples"]) == ("succeeded", COUNT), done
-    broken = service.client.post(
-        "/fit?wait=200",
-        files={"file": ("digits.zip", archive(**{"3/broken.png": DIGITS.png(0)[:40]}))},
-        data={"method": "ts", "activate": "never"},
-    ).json()
-    assert broken["state"] == "failed"
-    assert "3/broken.png" in broken["error"]

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from tests.app.fitting.validation_data import validation_npz
 from tests.app.running import Service as RunningService
 from tests.app.running import running
 
+PNG = {"content-type": "image/png"}
 PAUSE = 0.01
 """Seconds between two predictions, so that the service has time for the fit that is watched."""
 RECORDED = """
@@ -60,9 +60,7 @@ def test_the_server_never_imports_the_readers_of_uploads(
     monkeypatch.setenv("REPORT", str(report))
     with Service(tmp_path / "data", prelude=RECORDED) as service:
         for data in (validation_npz(50), parquet(), archive()):
-            done = service.client.post(
-                "/fit?wait=240", files={"file": ("v", data)}, data={"method": "ts", "activate": "never"}
-            ).json()
+            done = service.fit(data, method="ts", activate="never").json()
             assert done["state"] == "succeeded", done
         assert service.stop() == 0
     seen = json.loads(report.read_text())
@@ -75,14 +73,20 @@ def test_the_server_never_imports_the_readers_of_uploads(
 
 
 class Load:
-    """A client that predicts again and again, and keeps the answers that were no success."""
+    """Asks again and again, by default for the prediction of an image, and keeps the answers."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, path: str = "/predict", pause: float = PAUSE, **request: Any) -> None:
+        self._client = httpx.Client(base_url=url, timeout=60)
+        self._request = request or {"content": load_digits_split().test.png(0), "headers": PNG}
+        self._path, self._pause = path, pause
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.answers = 0
+        self.documents: list[dict[str, Any]] = []
         self.failures: list[str] = []
+
+    @property
+    def answers(self) -> int:
+        return len(self.documents) + len(self.failures)
 
     def __enter__(self) -> Load:
         self._thread.start()
@@ -91,16 +95,15 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
+        self._client.close()
 
     def _run(self) -> None:
-        image = load_digits_split().test.png(0)
-        with httpx.Client(base_url=self._url, timeout=60) as client:
-            while not self._stop.is_set():
-                answer = client.post("/predict", content=image, headers={"content-type": "image/png"})
-                self.answers += 1
-                if not answer.is_success:
-                    self.failures.append(answer.text)
-                time.sleep(PAUSE)
+        while not self._stop.wait(self._pause):
+            answer = self._client.post(self._path, **self._request)
+            if answer.is_success:
+                self.documents.append(answer.json())
+            else:
+                self.failures.append(answer.text)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,6 @@ def pid_of(worker: Worker) -> int:
 
 
 def out_of_memory(pid: int) -> None:
-    """Let no allocation succeed any more."""
     resource.prlimit(pid, resource.RLIMIT_AS, (1, 1))
 
 

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,6 +27,9 @@ from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.raising import raises_problem
+from tests.app.waiting import eventually
+
+pytestmark = pytest.mark.anyio
 
 SOURCE = BackboneSource("digits", None, None, "cpu", "float32")
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
@@ -77,20 +79,18 @@ def fit_workers() -> set[psutil.Process]:
     }
 
 
-def run(folder: Path, scenario: Callable[[FitService, Telemetry], Awaitable[None]]) -> None:
-    async def whole() -> None:
-        others = fit_workers()
-        async with refits(folder) as (opened, telemetry):
-            await scenario(opened, telemetry)
-        leftover = [path for path in (folder / "work").iterdir() if path.is_dir()]
-        assert leftover == []
-        assert fit_workers() <= others
-
-    asyncio.run(whole())
+@asynccontextmanager
+async def refits_alone(folder: Path) -> AsyncIterator[tuple[FitService, Telemetry]]:
+    """As `refits`; at the end no folder and no worker is left."""
+    others = fit_workers()
+    async with refits(folder) as opened:
+        yield opened
+    assert [path for path in (folder / "work").iterdir() if path.is_dir()] == []
+    assert fit_workers() <= others
 
 
-def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
+async def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, telemetry):
         jobs = opened.jobs
         first = await submit(jobs, QUICK, activate=ActivatePolicy.ALWAYS)
         second = await submit(jobs, QUICK, "pb", ActivatePolicy.IF_BETTER)
@@ -112,11 +112,9 @@ def test_fits_run_one_after_the_other_and_tell_how_far_they_are(tmp_path: Path) 
         assert b'boxcal_fits_total{state="succeeded"} 2.0' in exposition
         assert b'boxcal_fit_seconds_count{method="pb"} 1.0' in exposition
 
-    run(tmp_path, scenario)
 
-
-def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
+async def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, telemetry):
         jobs = opened.jobs
         running = await submit(jobs, SLOW, "ts+pb")
         waiting = await submit(jobs, QUICK)
@@ -135,43 +133,20 @@ def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> 
         assert [record.version for record in opened.registry.list()] == [1, 0]
         assert b'boxcal_fits_total{state="cancelled"} 2.0' in generate_latest(telemetry.registry)
 
-    run(tmp_path, scenario)
 
-
-def test_a_worker_that_dies_fails_its_fit_alone(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
-        jobs = opened.jobs
-        doomed = await submit(jobs, SLOW, "ts+pb")
-        waiting = await submit(jobs, QUICK)
-        await until(jobs, doomed, fitting)
-        worker = jobs.workers.fits._process
-        assert worker is not None
-        os.kill(worker.pid, signal.SIGSEGV)
-        failed = await until(jobs, doomed, ended)
-        assert (failed.state, failed.error) == (
-            FitState.FAILED,
-            "Its process was ended by SIGSEGV.",
-        )
-        assert (await until(jobs, waiting, ended)).state is FitState.SUCCEEDED
-        assert b'boxcal_fits_total{state="failed"} 1.0' in generate_latest(telemetry.registry)
-
-    run(tmp_path, scenario)
-
-
-def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, _: Telemetry) -> None:
+async def test_a_fit_that_cannot_be_made_says_why(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, telemetry):
         data = archive(**{"3/broken.png": b"\x89PNG\r\n\x1a\n"})
         failed = await until(opened.jobs, await submit(opened.jobs, data), ended)
         assert failed.state is FitState.FAILED
         assert "3/broken.png: The PNG image of 8 bytes is damaged" in (failed.error or "")
+        assert b'boxcal_fits_total{state="failed"} 1.0' in generate_latest(telemetry.registry)
 
-    run(tmp_path, scenario)
 
-
-def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(
+async def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(opened: FitService, telemetry: Telemetry) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         jobs = opened.jobs
         monkeypatch.setattr("boxcal.app.settings.limits.MAX_WAITING_FITS", 1)
         running = await submit(jobs, SLOW, "ts+pb")
@@ -188,30 +163,20 @@ def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_come_back
         await jobs.cancel(running)
         assert (await until(jobs, again, ended)).state is FitState.SUCCEEDED
 
-    run(tmp_path, scenario)
 
-
-def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
-    ids = []
-
-    async def scenario(opened: FitService, _: Telemetry) -> None:
-        ids.append(await submit(opened.jobs, SLOW, "ts+pb"))
-        ids.append(await submit(opened.jobs, QUICK))
+async def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
+        ids = [await submit(opened.jobs, SLOW, "ts+pb"), await submit(opened.jobs, QUICK)]
         await until(opened.jobs, ids[0], fitting)
-
-    run(tmp_path, scenario)
-
-    async def after(opened: FitService, _: Telemetry) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         for fit_id in ids:
             record = await opened.jobs.get(fit_id)
             assert record.state is FitState.INTERRUPTED
             assert "upload the validation set again" in (record.error or "")
 
-    run(tmp_path, after)
 
-
-def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
-    async def scenario(opened: FitService, _: Telemetry) -> None:
+async def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
+    async with refits_alone(tmp_path) as (opened, _):
         fit_id = await submit(opened.jobs, SLOW, "ts+pb")
         assert not (await opened.jobs.wait(fit_id, 0.05)).state.is_final
         waiters = [asyncio.create_task(opened.jobs.wait(fit_id, 240)) for _ in range(5)]
@@ -221,50 +186,16 @@ def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
         with raises_problem(FitNotFound):
             await opened.jobs.wait("nonesuch", 1)
 
-    run(tmp_path, scenario)
 
-
-def test_the_event_loop_stays_free_while_a_fit_runs(tmp_path: Path) -> None:
-    """Ticks of 10 ms keep coming from the upload to the swap; a gap is judged by its processor time."""
-
-    async def scenario(opened: FitService, _: Telemetry) -> None:
-        gaps = [0.0]
-
-        async def tick() -> None:
-            last = time.process_time()
-            while True:
-                await asyncio.sleep(0.01)
-                gaps.append(time.process_time() - last)
-                last = time.process_time()
-
-        ticking = asyncio.create_task(tick())
-        await until(opened.jobs, await submit(opened.jobs, SLOW), ended)
-        ticking.cancel()
-        assert max(gaps) < 1.0
-
-    run(tmp_path, scenario)
-
-
-async def follows(opened: FitService, version: int) -> None:
-    async with asyncio.timeout(120):
-        while opened.activator.active.current.version != version:  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.1)
-
-
-def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
-    async def whole() -> None:
-        async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
-            fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
-            seen = [record async for record in other.jobs.watch(fit_id)]
-            assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
-            await follows(other, 1)
-            assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in generate_latest(
-                telemetry.registry
-            )
-            await asyncio.to_thread(other.activator.rollback)
-            await follows(one, 0)
-
-    asyncio.run(whole())
+async def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
+    async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
+        fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+        seen = [record async for record in other.jobs.watch(fit_id)]
+        assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
+        await eventually(lambda: other.activator.active.current.version == 1)
+        assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in generate_latest(telemetry.registry)
+        await asyncio.to_thread(other.activator.rollback)
+        await eventually(lambda: one.activator.active.current.version == 0)
 
 
 HOLD = (
@@ -272,13 +203,6 @@ HOLD = (
     "w = Workspace(Path(sys.argv[1])); (w.new_folder('upload') / 'logits.npy').write_bytes(b'x'); "
     "print(w.name, flush=True); time.sleep(60)"
 )
-
-
-def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Workspace(tmp_path) as workspace:
-        (workspace.new_folder("upload") / "logits.npy").write_bytes(b"x")
-        assert (tmp_path / "work" / workspace.name / "upload" / "logits.npy").exists()
-    assert [path for path in (tmp_path / "work").iterdir() if path.is_dir()] == []
 
 
 def test_two_in_one_process_see_each_other(tmp_path: Path) -> None:

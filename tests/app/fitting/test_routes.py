@@ -18,14 +18,12 @@ from boxcal.calibrators import Calibrator, evaluate
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_good_files import GOOD
 from tests.app.fitting.test_refused_files import BAD
 from tests.app.fitting.validation_data import CONTENT_TYPE, Floats, npz, overconfident, validation_npz
 from tests.app.fitting.validation_data import multipart as multipart_body
 
 
 def state_of(service: Service) -> dict[str, Any]:
-    """All that a refused request must leave alone."""
     calibrate = service.client.post("/calibrate", json={"logits": [list(range(10))]}).json()
     return {
         "calibrators": service.client.get("/calibrators").json(),
@@ -35,14 +33,7 @@ def state_of(service: Service) -> dict[str, Any]:
     }
 
 
-def post_fit(service: Service, data: bytes, wait: float = 0, **fields: str) -> httpx.Response:
-    return service.client.post(
-        "/fit", params={"wait": wait} if wait else {}, files={"file": ("v", data)}, data=fields
-    )
-
-
 def multipart(*parts: tuple[str, bytes]) -> dict[str, Any]:
-    """A hand-made request of parts, each the end of its header and its content."""
     return {"content": multipart_body(*parts), "headers": {"content-type": CONTENT_TYPE}}
 
 
@@ -60,7 +51,7 @@ def untouched(service: Service) -> Iterator[None]:
 @pytest.mark.parametrize("name", ["empty", "JSON, cut off", "zip bomb", "NaN"])
 def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: str) -> None:
     status, _, make = BAD[name]
-    response = post_fit(service, make(), activate="always")
+    response = service.fit(make(), wait=0, activate="always")
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -74,6 +65,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (415, "An upload is multipart/form-data or application/json, got 'no content type'", {}),
         (422, "needs `labels` and either `logits` or `probabilities`", {"json": {"logits": []}}),
         (400, "Missing boundary", {"content": b"x", "headers": {"content-type": "multipart/form-data"}}),
+        (400, "not JSON", {"content": b"[1", "headers": {"content-type": "application/json"}}),
         (400, "does not begin with its boundary", multipart(FILE) | {"content": b"no parts here"}),
         (422, "needs one part `file`", multipart(('name="method"', b"ts"))),
         (422, "needs one part `file`", multipart(('name="file"', b"no file name"))),
@@ -144,7 +136,7 @@ def test_what_is_not_there_is_a_problem(service: Service, method: str, path: str
 def test_from_upload_to_rollback(service: Service) -> None:
     client = service.client
     active_version = client.get("/health/ready").json()["calibrator"]
-    accepted = post_fit(service, validation_npz(400), method="ts", activate="always")
+    accepted = service.fit(validation_npz(400), wait=0, method="ts", activate="always")
     assert accepted.status_code == 202
     fit_id = accepted.json()["id"]
     assert accepted.headers["location"] == f"/fits/{fit_id}"
@@ -202,21 +194,8 @@ def test_from_upload_to_rollback(service: Service) -> None:
     assert client.post("/calibrators/rollback").json()["version"] == active_version
 
 
-@pytest.mark.parametrize("name", ["parquet", "compressed", "probabilities"])
-def test_every_kind_of_file_is_fitted_while_the_client_waits(service: Service, name: str) -> None:
-    if name == "probabilities":
-        logits, labels = overconfident(50)
-        exponentials = np.exp(logits.astype(np.float64))
-        data = npz(probabilities=exponentials / exponentials.sum(axis=1, keepdims=True), labels=labels)
-    else:
-        data = GOOD[name]()
-    response = post_fit(service, data, wait=240, method="ts", activate="never")
-    assert response.status_code == 200, response.text
-    assert (response.json()["state"], response.json()["activated"]) == ("succeeded", False)
-
-
 def test_a_wait_that_is_too_short_answers_with_the_state_so_far(service: Service) -> None:
-    response = post_fit(service, validation_npz(5000), wait=0.01, method="ts+pb", activate="never")
+    response = service.fit(validation_npz(5000), wait=0.01, method="ts+pb", activate="never")
     assert response.status_code == 202
     assert response.json()["state"] in ("queued", "running")
     assert service.client.delete(response.headers["location"]).json()["state"] == "cancelled"
@@ -230,7 +209,7 @@ def test_the_gate_keeps_what_is_not_better_out(service: Service) -> None:
     labels = (rng.gumbel(size=(200, 10)) + logits).argmax(axis=1)
     calibrated = npz(logits=logits, labels=labels)
     active_version = service.client.get("/health/ready").json()["calibrator"]
-    done = post_fit(service, calibrated, wait=240, method="ts").json()
+    done = service.fit(calibrated, method="ts").json()
     assert (done["state"], done["activated"]) == ("succeeded", False)
     assert "not significantly lower" in done["decision"]
     assert done["warnings"] == []
@@ -241,7 +220,7 @@ def test_a_serious_warning_prevents_activation_unless_it_is_always(service: Serv
     logits, labels = overconfident(400)
     wrong_join = npz(logits=logits, labels=(labels + 1) % 10)
     active_version = service.client.get("/health/ready").json()["calibrator"]
-    done = post_fit(service, wrong_join, wait=240, method="vector").json()
+    done = service.fit(wrong_join, method="vector").json()
     (warning,) = done["warnings"]
     assert (warning["code"], warning["severity"]) == ("error_rate", "serious")
     assert not done["activated"]
@@ -250,7 +229,7 @@ def test_a_serious_warning_prevents_activation_unless_it_is_always(service: Serv
     report = service.client.get(f"/calibrators/{done['calibrator']}/report").json()
     assert report["warnings"] == [warning]
     assert service.client.get("/health/ready").json()["calibrator"] == active_version
-    obeyed = post_fit(service, wrong_join, wait=240, method="ts", activate="always").json()
+    obeyed = service.fit(wrong_join, method="ts", activate="always").json()
     assert obeyed["activated"]
     assert "as asked, despite a serious warning: error rate" in obeyed["decision"]
     rolled_back = service.client.post("/calibrators/rollback").json()
@@ -258,18 +237,18 @@ def test_a_serious_warning_prevents_activation_unless_it_is_always(service: Serv
 
 
 def test_data_of_the_active_calibrator_are_recognised(service: Service) -> None:
-    first = post_fit(service, FILE[1], wait=240, method="ts", activate="always").json()
+    first = service.fit(FILE[1], method="ts", activate="always").json()
     assert first["warnings"] == []
-    again = post_fit(service, FILE[1], wait=240, method="ts").json()
+    again = service.fit(FILE[1], method="ts").json()
     assert [warning["code"] for warning in again["warnings"]] == ["known_rows"]
     service.client.post("/calibrators/rollback").raise_for_status()
 
 
 def test_fits_beyond_the_queue_are_refused_before_their_bytes_are_read(service: Service) -> None:
-    first = post_fit(service, validation_npz(5000), method="ts+pb", activate="never")
-    accepted = [first, *(post_fit(service, FILE[1], method="ts", activate="never") for _ in range(8))]
+    first = service.fit(validation_npz(5000), wait=0, method="ts+pb", activate="never")
+    accepted = [first, *(service.fit(FILE[1], wait=0, method="ts", activate="never") for _ in range(8))]
     assert {response.status_code for response in accepted} == {202}
-    refused = post_fit(service, b"never looked at", method="ts")
+    refused = service.fit(b"never looked at", wait=0, method="ts")
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     assert "9 fits are running or waiting" in refused.json()["detail"]
@@ -292,7 +271,7 @@ def test_predictions_go_on_while_an_upload_is_read_and_fitted(service: Service) 
 
     asking = threading.Thread(target=ask)
     asking.start()
-    started = post_fit(service, validation_npz(50_000), wait=3, method="ts+pb", activate="never")
+    started = service.fit(validation_npz(50_000), wait=3, method="ts+pb", activate="never")
     stop.set()
     asking.join()
     assert service.client.delete(started.headers["location"]).json()["state"] == "cancelled"
@@ -302,7 +281,7 @@ def test_predictions_go_on_while_an_upload_is_read_and_fitted(service: Service) 
 
 def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path: Path) -> None:
     with Service(tmp_path / "data") as own:
-        accepted = post_fit(own, validation_npz(5000), method="ts+pb").headers["location"]
+        accepted = own.fit(validation_npz(5000), wait=0, method="ts+pb").headers["location"]
         with own.client.stream("GET", f"{accepted}/events") as stream:
             lines = stream.iter_lines()
             assert next(lines).startswith("data: ")

@@ -46,21 +46,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def page_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a service of its own for the tests of the page, which fit and activate."""
     with running(tmp_path_factory.mktemp("page")) as service:
         yield service.url
 
 
 class Problems:
-    """What must not happen while a page is open."""
-
     def __init__(self, url: str) -> None:
         self.found: list[str] = []
         self.expected = ""
         self._host = urlsplit(url).netloc
 
     def watch(self, context: BrowserContext) -> None:
-        """Listen to every page of a context."""
         context.on("console", self._console)
         context.on("request", self._request)
         context.on("weberror", lambda error: self.found.append(f"error: {error.error}"))
@@ -85,7 +81,6 @@ def problems(page_url: str) -> Iterator[Problems]:
 
 @pytest.fixture
 def page(browser: Browser, problems: Problems) -> Iterator[Page]:
-    """Open an empty page."""
     with watched_page(browser, problems) as page:
         yield page
 
@@ -105,7 +100,6 @@ def watched_page(browser: Browser, problems: Problems, **options: Any) -> Iterat
 
 @pytest.fixture(scope="session")
 def versions(page_url: str, small_file: Path) -> tuple[int, int]:
-    """Fit `ts` and then `pb`, and activate each."""
     with BoxcalClient(page_url, timeout=240.0) as client:
         ts, pb = (
             client.wait_for_fit(client.fit(small_file, method=method, activate="always").id).version
@@ -116,7 +110,6 @@ def versions(page_url: str, small_file: Path) -> tuple[int, int]:
 
 @pytest.fixture(scope="session")
 def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
-    """Write the logits of the digits backbone on its test split, with labels, as `.npz`."""
     logits = load_backbone("digits", device="cpu")(torch.from_numpy(digits.levels)).numpy()
     content = io.BytesIO()
     np.savez(content, logits=logits, labels=digits.labels)
@@ -127,7 +120,6 @@ def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) ->
 
 @pytest.fixture(scope="session")
 def small_file(tmp_path_factory: pytest.TempPathFactory, validation_file: Path) -> Path:
-    """Write the first 150 samples of the validation file."""
     path = tmp_path_factory.mktemp("validation") / "small.npz"
     with np.load(validation_file) as arrays:
         np.savez(path, **{name: array[:150] for name, array in arrays.items()})

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.access.conftest import Guarded, guarded  # noqa: F401 - a fixture
+from tests.app.access.conftest import Guarded, guarded
+from tests.app.answering import Quiet, answering
 from tests.app.page.conftest import Problems, watched_page
+
+__all__ = ["guarded"]
 
 HOSTILE = """async ([url, id]) => {
   const tries = [
@@ -32,7 +34,7 @@ HOSTILE = """async ([url, id]) => {
 
 
 @pytest.fixture
-def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:  # noqa: F811
+def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:
     """Open an empty page for the service that requires keys; only refusals are expected errors."""
     problems = Problems(guarded.url)
     problems.expected = "status of 40"
@@ -42,12 +44,11 @@ def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:  # noqa: F
 
 
 def sign_in(page: Page, key: str) -> None:
-    """Fill the form."""
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Use this key").click()
 
 
-def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> None:  # noqa: F811
+def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> None:
     page = signed_out
     page.goto(f"{guarded.url}/ui/")
     expect(page.get_by_role("dialog")).to_contain_text("The request has no API key")
@@ -76,10 +77,7 @@ def test_sign_in_with_a_key_and_sign_out(signed_out: Page, guarded: Guarded) -> 
     ],
 )
 def test_views_and_buttons_follow_the_scopes(
-    signed_out: Page,
-    guarded: Guarded,  # noqa: F811
-    scope: str,
-    views: list[str],
+    signed_out: Page, guarded: Guarded, scope: str, views: list[str]
 ) -> None:
     page = signed_out
     page.goto(f"{guarded.url}/ui/")
@@ -97,24 +95,15 @@ def test_views_and_buttons_follow_the_scopes(
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    """Serves files without a log."""
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - its name in the base class
-        """Say nothing."""
+class Files(Quiet, SimpleHTTPRequestHandler):
+    """Serves a folder."""
 
 
 @pytest.fixture
 def other_origin(tmp_path: Path) -> Iterator[str]:
-    """Serve an empty page from another origin."""
     (tmp_path / "index.html").write_text("<!doctype html><title>another</title>")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://localhost:{server.server_port}/index.html"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(partial(Files, directory=str(tmp_path))) as url:
+        yield f"{url.replace('127.0.0.1', 'localhost')}/index.html"
 
 
 def test_a_page_of_another_origin_changes_nothing(browser: Browser, page_url: str, other_origin: str) -> None:

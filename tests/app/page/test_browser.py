@@ -38,7 +38,6 @@ def open_try(page: Page, url: str) -> None:
 
 
 def headline(page: Page) -> str:
-    """Return the label and the probability of the answer."""
     return page.locator(".headline").inner_text()
 
 
@@ -96,23 +95,6 @@ def test_infeasible_bounds_are_explained_and_corrected_in_one_click(page: Page, 
     expect(trouble).to_contain_text("add up to 140 %")
     trouble.get_by_role("button", name="Remove all bounds").click()
     expect(trouble).to_be_empty()
-
-
-def test_logits_are_pasted_and_the_request_is_shown_as_curl(page: Page, page_url: str) -> None:
-    open_try(page, page_url)
-    page.get_by_text("Logits", exact=True).click()
-    page.get_by_label("Logits", exact=True).last.fill("9.1, 0.3, 0.2, 0.1, 0, 0, 0.4, 0.2, 6.5, 0.1")
-    expect(page.locator(".headline .label")).to_have_text("0")
-    expect(page.locator(".sure")).to_be_visible()
-    page.get_by_text("This request as curl").click()
-    expect(page.locator("pre.code")).to_contain_text(f"curl -s '{page_url}/calibrate'")
-
-
-def test_an_image_file_is_chosen(page: Page, page_url: str) -> None:
-    open_try(page, page_url)
-    page.locator("#image").set_input_files(Path(__file__).parents[3] / "docs" / "images" / "digit.png")
-    expect(page.locator(".thumb")).to_have_attribute("alt", "digit.png")
-    expect(page.locator(".sure")).to_be_visible()
 
 
 def test_a_calibrator_is_fitted_activated_compared_and_rolled_back(
@@ -230,7 +212,6 @@ def test_small_probabilities_stay_in_their_card_on_a_narrow_screen(
 
 @pytest.fixture
 def colleague(page_url: str) -> Iterator[httpx.Client]:
-    """Use the same service without the page."""
     with httpx.Client(base_url=page_url) as http:
         yield http
 
@@ -279,7 +260,6 @@ def test_two_tabs_follow_a_colleague_and_undo_nothing_of_theirs(
 
 @pytest.fixture
 def narrow(browser: Browser, problems: Problems) -> Iterator[Page]:
-    """Open an empty page as wide as a phone."""
     size = {"width": 390, "height": 800}
     with watched_page(browser, problems, viewport=size, bypass_csp=True) as page:
         yield page
@@ -310,7 +290,6 @@ def test_two_versions_and_methods_are_compared_on_one_file(
 
 
 def serious(page: Page) -> list[str]:
-    """Return what axe-core finds serious or critical."""
     return [
         f"{violation['id']}: {node['html'][:120]}"
         for violation in Axe().run(page).response["violations"]

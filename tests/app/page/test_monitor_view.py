@@ -9,12 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.app.monitoring.test_refits import until
 from tests.app.monitoring.traffic import folded, play, stream
 from tests.app.page.conftest import Problems, watched_page
+from tests.app.page.test_browser import serious
 from tests.app.running import Service, running
 
 
@@ -32,7 +32,6 @@ def client(service: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def monitor(browser: Browser, service: Service) -> Iterator[Page]:
-    """Open the view."""
     problems = Problems(service.url)
     with watched_page(browser, problems, bypass_csp=True) as page:
         page.goto(f"{service.url}/ui/#/monitor")
@@ -64,13 +63,7 @@ def test_an_alarm_is_shown_as_it_comes_and_acknowledged(monitor: Page, client: h
     expect(page.locator("dl")).to_contain_text("recoverable NLL")
     expect(page.locator("table.decisions tbody")).to_contain_text("no longer calibrated")
     expect(page.locator(".tiles")).to_contain_text("from labels")
-    found = [
-        f"{violation['id']}: {node['html'][:120]}"
-        for violation in Axe().run(page).response["violations"]
-        if violation["impact"] in {"serious", "critical"}
-        for node in violation["nodes"]
-    ]
-    assert not found
+    assert serious(page) == []
     page.get_by_label("Note").fill("A camera was replaced.")
     page.get_by_role("button", name="Acknowledge").focus()
     page.keyboard.press("Enter")

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.app.fitting.service import Service, free_port
-from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
+from tests.app.fitting.validation_data import validation_npz
+from tests.app.waiting import until
 
 pytestmark = pytest.mark.long
 
-SAMPLES = 5000
 LISTING = """
 import sys
 from fsspec.core import url_to_fs
@@ -86,13 +84,6 @@ def answers(url: str) -> bool:
     return True
 
 
-def until(reached: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 @pytest.fixture
 def bucket(packages: Path) -> Iterator[Bucket]:
     opened = Bucket(packages)
@@ -106,9 +97,8 @@ def service(folder: Path, url: str, bucket: Bucket, **settings: str) -> Service:
     return made
 
 
-def submit(service: Service, samples: int = SAMPLES, query: str = "") -> httpx.Response:
-    body = form(validation_npz(samples), method="ts", activate="always")
-    return service.client.post(f"/fit{query}", content=body, headers={"content-type": CONTENT_TYPE})
+def submit(service: Service, samples: int = 5000, wait: float = 0) -> httpx.Response:
+    return service.fit(validation_npz(samples), wait, method="ts", activate="always")
 
 
 def test_a_fit_of_a_killed_replica_is_continued_from_the_bucket(
@@ -138,4 +128,4 @@ def test_an_upload_while_the_bucket_is_away_is_refused_and_later_ones_are_not(
         refused = submit(one, 200)
         assert (refused.status_code, refused.json()["title"]) == (503, "Storage unavailable"), refused.text
         bucket.start()
-        assert submit(one, 200, "?wait=200").json()["state"] == "succeeded"
+        assert submit(one, 200, wait=200).json()["state"] == "succeeded"

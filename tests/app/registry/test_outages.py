@@ -21,69 +21,63 @@ from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, unti
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.registry.test_replicas import replica
+from tests.app.waiting import eventually
+
+pytestmark = pytest.mark.anyio
 
 
-def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
+async def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
     tmp_path: Path, url: str, postgresql: PostgreSQL
 ) -> None:
-    async def scenario() -> None:
-        async with replica(tmp_path, url) as opened:
-            fit_id = await submit(opened.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
-            await until(opened.jobs, fit_id, lambda record: record.state is FitState.RUNNING)
-            await asyncio.to_thread(postgresql.stop)
-            try:
-                await until(opened.jobs, fit_id, lambda record: record.stage == WAITING)
-                with pytest.raises(RegistryUnavailable):
-                    await opened.registry.run(opened.registry.list)
-            finally:
-                await asyncio.to_thread(postgresql.start)
-            record = await until(opened.jobs, fit_id, ended)
-            assert (record.state, record.calibrator, record.activated) == (FitState.SUCCEEDED, 1, True)
-            assert opened.activator.active.current.version == 1
-
-    asyncio.run(scenario())
+    async with replica(tmp_path, url) as opened:
+        fit_id = await submit(opened.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+        await until(opened.jobs, fit_id, lambda record: record.state is FitState.RUNNING)
+        await asyncio.to_thread(postgresql.stop)
+        try:
+            await until(opened.jobs, fit_id, lambda record: record.stage == WAITING)
+            with pytest.raises(RegistryUnavailable):
+                await opened.registry.run(opened.registry.list)
+        finally:
+            await asyncio.to_thread(postgresql.start)
+        record = await until(opened.jobs, fit_id, ended)
+        assert (record.state, record.calibrator, record.activated) == (FitState.SUCCEEDED, 1, True)
+        assert opened.activator.active.current.version == 1
 
 
-def test_a_cancellation_during_an_outage_is_in_the_audit_log(
+async def test_a_cancellation_during_an_outage_is_in_the_audit_log(
     tmp_path: Path, url: str, postgresql: PostgreSQL
 ) -> None:
-    async def scenario() -> None:
-        async with replica(tmp_path, url) as opened:
-            _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
-            await asyncio.to_thread(postgresql.stop)
-            try:
-                with pytest.raises(RegistryUnavailable, match="ends as soon as the registry answers"):
-                    await opened.jobs.cancel(waiting, Caller("someone"))
-            finally:
-                await asyncio.to_thread(postgresql.start)
-            assert (await until(opened.jobs, waiting, ended)).state is FitState.CANCELLED
-            newest = await opened.registry.run(entries, opened.registry.database, 1)
-            assert [(entry.action, entry.caller.name) for entry in newest] == [(Action.CANCEL, "someone")]
-
-    asyncio.run(scenario())
+    async with replica(tmp_path, url) as opened:
+        _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
+        await asyncio.to_thread(postgresql.stop)
+        try:
+            with pytest.raises(RegistryUnavailable, match="ends as soon as the registry answers"):
+                await opened.jobs.cancel(waiting, Caller("someone"))
+        finally:
+            await asyncio.to_thread(postgresql.start)
+        assert (await until(opened.jobs, waiting, ended)).state is FitState.CANCELLED
+        newest = await opened.registry.run(entries, opened.registry.database, 1)
+        assert [(entry.action, entry.caller.name) for entry in newest] == [(Action.CANCEL, "someone")]
 
 
-def test_a_shared_fit_that_cannot_be_released_is_not_shown_as_interrupted(
+async def test_a_shared_fit_that_cannot_be_released_is_not_shown_as_interrupted(
     tmp_path: Path, url: str, postgresql: PostgreSQL
 ) -> None:
-    async def scenario() -> None:
-        async with replica(tmp_path / "one", url, shared=tmp_path / "shared") as opened:
-            _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
-            job = opened.jobs._jobs[waiting]
-            await asyncio.to_thread(postgresql.stop)
-            try:
-                await opened.jobs.close()
-            finally:
-                await asyncio.to_thread(postgresql.start)
-            assert (job.record.state, job.is_elsewhere) == (FitState.QUEUED, True)
-
-    asyncio.run(scenario())
+    async with replica(tmp_path / "one", url, shared=tmp_path / "shared") as opened:
+        _, waiting = [await submit(opened.jobs, SLOW) for _ in range(2)]
+        job = opened.jobs._jobs[waiting]
+        await asyncio.to_thread(postgresql.stop)
+        try:
+            await opened.jobs.close()
+        finally:
+            await asyncio.to_thread(postgresql.start)
+        assert (job.record.state, job.is_elsewhere) == (FitState.QUEUED, True)
 
 
-def test_a_replica_starts_from_its_copy_and_follows_once_the_database_is_back(
+async def test_a_replica_starts_from_its_copy_and_follows_once_the_database_is_back(
     tmp_path: Path, url: str, postgresql: PostgreSQL
 ) -> None:
-    async def scenario(stack: AsyncExitStack) -> None:
+    async with AsyncExitStack() as stack:
         async with replica(tmp_path / "one", url) as one:
             fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
             await until(one.jobs, fit_id, ended)
@@ -101,15 +95,7 @@ def test_a_replica_starts_from_its_copy_and_follows_once_the_database_is_back(
             await asyncio.to_thread(postgresql.start)
         async with replica(tmp_path / "other", url) as other:
             await other.registry.run(other.activator.activate, 0)
-        async with asyncio.timeout(120):
-            while opened.activator.active.current.version != 0:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.1)
-
-    async def whole() -> None:
-        async with AsyncExitStack() as stack:
-            await scenario(stack)
-
-    asyncio.run(whole())
+        await eventually(lambda: opened.activator.active.current.version == 0)
 
 
 def test_the_copy_is_of_one_backbone_and_is_checked(tmp_path: Path) -> None:
@@ -126,7 +112,7 @@ def test_the_copy_is_of_one_backbone_and_is_checked(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_a_background_task_that_fails_or_ends_starts_again(
+async def test_a_background_task_that_fails_or_ends_starts_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tasks, "SHORTEST_PAUSE", 0.0)
@@ -141,10 +127,7 @@ def test_a_background_task_that_fails_or_ends_starts_again(
             third.set()
             await asyncio.sleep(3600)
 
-    async def scenario() -> None:
-        async with background("follower", work, telemetry):
-            await third.wait()
-
-    asyncio.run(scenario())
+    async with background("follower", work, telemetry):
+        await third.wait()
     assert b'boxcal_background_restarts_total{task="follower"} 2.0' in generate_latest(telemetry.registry)
     assert [record.exc_info is not None for record in caplog.records] == [True, False]

@@ -12,7 +12,7 @@ import pytest
 
 from boxcal.app.registry.database import NEXT, Database
 from tests.app.fitting.service import Service
-from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
+from tests.app.fitting.validation_data import validation_npz
 
 pytestmark = pytest.mark.long
 
@@ -36,8 +36,7 @@ def services(tmp_path: Path, url: str) -> Iterator[ExitStack]:
 
 
 def fit(service: Service, **fields: str) -> dict[str, Any]:
-    body = form(validation_npz(500, 4), method="ts", **fields)
-    answer = service.client.post("/fit?wait=280", content=body, headers={"content-type": CONTENT_TYPE})
+    answer = service.fit(validation_npz(500, 4), wait=280, method="ts", **fields)
     document: dict[str, Any] = answer.json()
     assert document["state"] == "succeeded", document
     return document

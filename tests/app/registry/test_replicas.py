@@ -27,8 +27,10 @@ from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
-from tests.app.fitting.validation_data import CONTENT_TYPE, form
 from tests.app.raising import raises_problem
+from tests.app.waiting import eventually
+
+pytestmark = pytest.mark.anyio
 
 ARTIFACT = Calibrator.uncalibrated(10).to_bytes()
 FITTED = FittedCalibrator("ts", ARTIFACT, {}, {"warnings": []}, b"<svg/>", b"png", 7)
@@ -67,125 +69,100 @@ async def listeners(url: str) -> int:
     return int(row[0])
 
 
-def test_a_notification_wakes_a_replica_that_polls_rarely(
+async def test_a_notification_wakes_a_replica_that_polls_rarely(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("boxcal.app.fitting.server.build.FOLLOW_SECONDS", 600.0)
 
-    async def scenario() -> None:
-        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
-            async with asyncio.timeout(60):
-                while await listeners(url) < 2:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.05)
-            fit = one.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
-            one.registry.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
-            async with asyncio.timeout(60):
-                while other.activator.active.current.version != 1:  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+        async with asyncio.timeout(60):
+            while await listeners(url) < 2:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+        fit = one.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
+        one.registry.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
+        await eventually(lambda: other.activator.active.current.version == 1)
 
 
-def test_a_fit_is_cancelled_through_any_replica(tmp_path: Path, url: str) -> None:
-    async def scenario() -> None:
-        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
-            running, waiting = [await submit(one.jobs, SLOW) for _ in range(2)]
-            await until(one.jobs, running, started)
-            for fit_id in (waiting, running):
-                record = await other.jobs.cancel(fit_id)
-                assert (record.state, record.error) == (FitState.CANCELLED, "Cancelled on request.")
-                assert (await one.jobs.get(fit_id)).state is FitState.CANCELLED
-
-    asyncio.run(scenario())
+async def test_a_fit_is_cancelled_through_any_replica(tmp_path: Path, url: str) -> None:
+    async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+        running, waiting = [await submit(one.jobs, SLOW) for _ in range(2)]
+        await until(one.jobs, running, started)
+        for fit_id in (waiting, running):
+            record = await other.jobs.cancel(fit_id)
+            assert (record.state, record.error) == (FitState.CANCELLED, "Cancelled on request.")
+            assert (await one.jobs.get(fit_id)).state is FitState.CANCELLED
 
 
-def test_an_activation_that_cannot_be_followed_holds_up_no_fit(tmp_path: Path, url: str) -> None:
-    async def scenario() -> None:
-        async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
-            running = await submit(one.jobs, SLOW)
-            await until(one.jobs, running, started)
-            fit = other.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
-            damaged = replace(FITTED, artifact=b"damaged")
-            other.registry.record_fit(fit, damaged, lambda _: Decision(True, "so"))
-            assert (await other.jobs.cancel(running)).state is FitState.CANCELLED
-
-    asyncio.run(scenario())
+async def test_an_activation_that_cannot_be_followed_holds_up_no_fit(tmp_path: Path, url: str) -> None:
+    async with replica(tmp_path / "one", url) as one, replica(tmp_path / "other", url) as other:
+        running = await submit(one.jobs, SLOW)
+        await until(one.jobs, running, started)
+        fit = other.registry.fits.add("fit", "ts", ActivatePolicy.ALWAYS, 7)
+        damaged = replace(FITTED, artifact=b"damaged")
+        other.registry.record_fit(fit, damaged, lambda _: Decision(True, "so"))
+        assert (await other.jobs.cancel(running)).state is FitState.CANCELLED
 
 
-def test_a_request_to_cancel_that_its_replica_does_not_read_is_recorded(
+async def test_a_request_to_cancel_that_its_replica_does_not_read_is_recorded(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("boxcal.app.fitting.server.jobs.ELSEWHERE_SECONDS", 0.0)
 
-    async def scenario() -> None:
-        async with replica(tmp_path, url) as opened:
-            opened.registry.fits.owner = "stopped"
-            opened.registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
-            opened.registry.fits.owner = "me"
-            with raises_problem(FitElsewhere, match="The request is recorded"):
-                await opened.jobs.cancel("fit")
-            opened.registry.fits.owner = "stopped"
-            assert opened.registry.fits.cancel_requests() == ["fit"]
-
-    asyncio.run(scenario())
+    async with replica(tmp_path, url) as opened:
+        opened.registry.fits.owner = "stopped"
+        opened.registry.fits.add("fit", "ts", ActivatePolicy.NEVER, 7)
+        opened.registry.fits.owner = "me"
+        with raises_problem(FitElsewhere, match="The request is recorded"):
+            await opened.jobs.cancel("fit")
+        opened.registry.fits.owner = "stopped"
+        assert opened.registry.fits.cancel_requests() == ["fit"]
 
 
-def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> None:
-    async def scenario() -> None:
-        shared = tmp_path / "shared"
-        async with replica(tmp_path / "other", url, shared=shared) as other:
-            async with replica(tmp_path / "one", url, shared=shared) as one:
-                running = await submit(one.jobs, QUICK)
-                waiting = await submit(one.jobs, QUICK, "pb")
-                await until(one.jobs, running, started)
-                released = asyncio.create_task(
-                    until(one.jobs, running, lambda record: record.stage == "waiting")
-                )
-            await released
-            for fit_id, method in ((running, "ts"), (waiting, "pb")):
-                record = await until(other.jobs, fit_id, ended)
-                assert (record.state, record.method) == (FitState.SUCCEEDED, method), record.error
-            assert [record.version for record in other.registry.list()] == [2, 1, 0]
-        assert [folder.name for folder in shared.iterdir()] == ["artifacts"]
-
-    asyncio.run(scenario())
+async def test_a_replica_that_stops_hands_its_fits_over(tmp_path: Path, url: str) -> None:
+    shared = tmp_path / "shared"
+    async with replica(tmp_path / "other", url, shared=shared) as other:
+        async with replica(tmp_path / "one", url, shared=shared) as one:
+            running = await submit(one.jobs, QUICK)
+            waiting = await submit(one.jobs, QUICK, "pb")
+            await until(one.jobs, running, started)
+            released = asyncio.create_task(until(one.jobs, running, lambda record: record.stage == "waiting"))
+        await released
+        for fit_id, method in ((running, "ts"), (waiting, "pb")):
+            record = await until(other.jobs, fit_id, ended)
+            assert (record.state, record.method) == (FitState.SUCCEEDED, method), record.error
+        assert [record.version for record in other.registry.list()] == [2, 1, 0]
+    assert [folder.name for folder in shared.iterdir()] == ["artifacts"]
 
 
 @pytest.mark.parametrize("shares_file", [False, True], ids=["PostgreSQL", "SQLite"])
-def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
+async def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
     tmp_path: Path, url: str, shares_file: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("boxcal.app.fitting.server.build.SWEEP_SECONDS", 0.5)
     url = f"sqlite:///{tmp_path / 'shared.db'}" if shares_file else url
 
-    async def scenario() -> None:
-        shared = tmp_path / "shared"
-        # Processes that share a SQLite file also share the data folder, which tells who is alive.
-        async with replica(tmp_path, url, shared=shared, queues_only=True) as service:
-            unwanted = await submit(service.jobs, SLOW)
-            assert (await service.jobs.cancel(unwanted)).state is FitState.CANCELLED
-            fit_id = await submit(service.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
-            assert (await service.jobs.get(fit_id)).state is FitState.QUEUED
-            async with replica(tmp_path, url, shared=shared):
-                record = await until(service.jobs, fit_id, ended)
-                assert (record.state, record.attempt) == (FitState.SUCCEEDED, 1), record.error
-                async with asyncio.timeout(60):
-                    while service.activator.active.current.version != 1:  # noqa: ASYNC110 - nobody tells
-                        await asyncio.sleep(0.05)
-
-    asyncio.run(scenario())
+    shared = tmp_path / "shared"
+    # Processes that share a SQLite file also share the data folder, which tells who is alive.
+    async with replica(tmp_path, url, shared=shared, queues_only=True) as service:
+        unwanted = await submit(service.jobs, SLOW)
+        assert (await service.jobs.cancel(unwanted)).state is FitState.CANCELLED
+        fit_id = await submit(service.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+        assert (await service.jobs.get(fit_id)).state is FitState.QUEUED
+        async with replica(tmp_path, url, shared=shared):
+            record = await until(service.jobs, fit_id, ended)
+            assert (record.state, record.attempt) == (FitState.SUCCEEDED, 1), record.error
+            await eventually(lambda: service.activator.active.current.version == 1)
 
 
-def test_a_queue_that_is_full_refuses(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queue_that_is_full_refuses(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("boxcal.app.settings.limits.MAX_QUEUED_FITS", 1)
 
-    async def scenario() -> None:
-        async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
+    async with replica(tmp_path, url, shared=tmp_path / "shared", queues_only=True) as service:
+        await submit(service.jobs, QUICK)
+        with raises_problem(FitQueueFull, match="1 fits wait for a worker"):
             await submit(service.jobs, QUICK)
-            with raises_problem(FitQueueFull, match="1 fits wait for a worker"):
-                await submit(service.jobs, QUICK)
-
-    asyncio.run(scenario())
 
 
 def test_artifacts_are_read_from_the_shared_directory(tmp_path: Path, url: str) -> None:
@@ -225,8 +202,7 @@ def test_boxcal_worker_runs_the_fits_of_a_service(tmp_path: Path, url: str) -> N
     with Service(tmp_path / "one", **settings) as service:
         environment = {**service.environment, "BOXCAL_DATA_DIR": str(tmp_path / "worker")}
         command = [sys.executable, "-c", "from boxcal.app.cli import main; main()", "worker"]
-        body = form(QUICK, method="ts", activate=ActivatePolicy.ALWAYS)
-        sent = service.client.post("/fit", content=body, headers={"content-type": CONTENT_TYPE})
+        sent = service.fit(QUICK, wait=0, method="ts", activate="always")
         assert sent.json()["state"] == "queued"
         with subprocess.Popen(command, env=environment) as worker:
             path = f"{service.url}/fits/{sent.json()['id']}/events"
@@ -236,52 +212,47 @@ def test_boxcal_worker_runs_the_fits_of_a_service(tmp_path: Path, url: str) -> N
             assert worker.wait(60) == 0
 
 
-def test_a_replica_that_was_only_paused_leaves_its_fit_to_the_one_that_adopted_it(
+async def test_a_replica_that_was_only_paused_leaves_its_fit_to_the_one_that_adopted_it(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(stack: AsyncExitStack) -> None:
-        shared = tmp_path / "shared"
-        async with replica(tmp_path / "one", url, shared=shared) as one:
-            fit_id = await submit(one.jobs, QUICK)
-            await until(one.jobs, fit_id, started)
-            with monkeypatch.context() as patched:  # the sweep at the start adopts it
-                patched.setattr("boxcal.app.registry.fits.ADOPTED_AFTER", timedelta(seconds=-1))
-                other = await stack.enter_async_context(replica(tmp_path / "other", url, shared=shared))
-            async with stack:
-                record = await until(other.jobs, fit_id, ended)
-                assert (record.state, record.attempt) == (FitState.SUCCEEDED, 2), record.error
-                assert (await until(one.jobs, fit_id, ended)).calibrator == record.calibrator == 1
-                assert [record.version for record in other.registry.list()] == [1, 0]
-
-    asyncio.run(scenario(AsyncExitStack()))
+    stack = AsyncExitStack()
+    shared = tmp_path / "shared"
+    async with replica(tmp_path / "one", url, shared=shared) as one:
+        fit_id = await submit(one.jobs, QUICK)
+        await until(one.jobs, fit_id, started)
+        with monkeypatch.context() as patched:  # the sweep at the start adopts it
+            patched.setattr("boxcal.app.registry.fits.ADOPTED_AFTER", timedelta(seconds=-1))
+            other = await stack.enter_async_context(replica(tmp_path / "other", url, shared=shared))
+        async with stack:
+            record = await until(other.jobs, fit_id, ended)
+            assert (record.state, record.attempt) == (FitState.SUCCEEDED, 2), record.error
+            assert (await until(one.jobs, fit_id, ended)).calibrator == record.calibrator == 1
+            assert [record.version for record in other.registry.list()] == [1, 0]
 
 
-def test_a_fit_that_stopped_several_replicas_is_interrupted(
+async def test_a_fit_that_stopped_several_replicas_is_interrupted(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ADOPTED_AFTER", "SILENT_AFTER"):
         monkeypatch.setattr(f"boxcal.app.registry.fits.{name}", timedelta(seconds=-1))
 
-    async def scenario() -> None:
-        shared = tmp_path / "shared"
-        async with replica(tmp_path, url) as opened:
-            fits = opened.registry.fits
-            fits.owner = "first"
-            fit = fits.add("fit", "ts", ActivatePolicy.NEVER, 7, shared=True)
-            for number in range(MAX_ATTEMPTS):
-                fit = fits.start(fit)
-                fits.owner = f"next {number}"
-                adopted = fits.adopt(set())
-                assert (adopted is None) == (number == MAX_ATTEMPTS - 1)
-            assert fits.interrupt_abandoned(set()) == 1
-            fits.owner = "first"
-            fits.add("gone", "ts", ActivatePolicy.NEVER, 7, shared=True)
-        async with replica(tmp_path, url, shared=shared) as opened:
-            record = await opened.registry.run(opened.registry.fits.get, "gone")
-            assert record.state is FitState.INTERRUPTED
-            assert "There is no folder gone.first" in (record.error or "")
-
-    asyncio.run(scenario())
+    shared = tmp_path / "shared"
+    async with replica(tmp_path, url) as opened:
+        fits = opened.registry.fits
+        fits.owner = "first"
+        fit = fits.add("fit", "ts", ActivatePolicy.NEVER, 7, shared=True)
+        for number in range(MAX_ATTEMPTS):
+            fit = fits.start(fit)
+            fits.owner = f"next {number}"
+            adopted = fits.adopt(set())
+            assert (adopted is None) == (number == MAX_ATTEMPTS - 1)
+        assert fits.interrupt_abandoned(set()) == 1
+        fits.owner = "first"
+        fits.add("gone", "ts", ActivatePolicy.NEVER, 7, shared=True)
+    async with replica(tmp_path, url, shared=shared) as opened:
+        record = await opened.registry.run(opened.registry.fits.get, "gone")
+        assert record.state is FitState.INTERRUPTED
+        assert "There is no folder gone.first" in (record.error or "")
 
 
 def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,8 +284,7 @@ def test_a_fit_whose_replica_is_killed_is_finished_by_another(tmp_path: Path, ur
         Service(tmp_path / "one", prelude=PRELUDE, **settings) as one,
         Service(tmp_path / "other", prelude=PRELUDE, **settings) as other,
     ):
-        body = form(SLOW, method="ts", activate=ActivatePolicy.ALWAYS)
-        sent = one.client.post("/fit", content=body, headers={"content-type": CONTENT_TYPE})
+        sent = one.fit(SLOW, wait=0, method="ts", activate="always")
         assert sent.status_code == 202, sent.text
         path = f"/fits/{sent.json()['id']}"
         with httpx.stream("GET", f"{one.url}{path}/events", timeout=280) as events:
