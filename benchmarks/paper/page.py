@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 from benchmarks.paper.sets import METHODS
-from benchmarks.paper.statistics import BASELINE, METRICS, Results, base_of
-from boxcal.calibrators.evaluation.comparison import CLEAR, DEGRADED, IMPROVED, TITLES
+from benchmarks.paper.statistics import METRICS, Results
+from boxcal.calibrators.evaluation.comparison import BASELINE, CLEAR, DEGRADED, IMPROVED, TITLES, base_of
 
 PERCENT = {"error_rate", "smooth_ece", "ece_mass", "ece_width"}
 NEEDS = {"nc": "inputs", "ta": "features", "fc": "features"}

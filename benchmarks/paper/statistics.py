@@ -11,7 +11,6 @@ import numpy as np
 from scipy.stats import t
 
 METRICS = ("error_rate", "smooth_ece", "ece_mass", "ece_width", "nll", "brier")
-BASELINE = "uncalibrated"
 CONFIDENCE = 0.975
 SLACK = 5e-5
 """Smaller changes are invisible in two decimals of a percentage, or four of a loss."""
@@ -78,8 +77,3 @@ class Results:
         half = float(t.ppf(CONFIDENCE, len(values) - 1)) * error
         mean = float(values.mean())
         return Difference(mean, mean - half, mean + half)
-
-
-def base_of(method: str) -> str:
-    """Give the base of a method: `ts` of `ts+pb`, `uncalibrated` of `pb` and of `ts`."""
-    return "" if method == BASELINE else method.rpartition("+")[0] or BASELINE

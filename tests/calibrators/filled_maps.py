@@ -25,7 +25,6 @@ NUMBERS: dict[str, Any] = {
 
 
 def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
-    """A map with parameters that a fit could have produced."""
     rng = np.random.default_rng(1)
     sizes = {"K": classes, "T": min(10, classes), "D": FEATURES, "P": PLACES, "H": 5}
     values: dict[str, Any] = {}

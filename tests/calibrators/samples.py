@@ -46,6 +46,20 @@ def drawn(
     return temperature * logits, labels
 
 
+def softmax(logits: Floats) -> Floats:
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    result: Floats = exponentials / exponentials.sum(axis=1, keepdims=True)
+    return result
+
+
+def sharpened(count: int, classes: int, sharpness: float, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
+    """Logits that are `sharpness` times too large, of a modest classifier."""
+    rng = np.random.default_rng(seed)
+    honest = 1.5 * rng.normal(size=(count, classes))
+    labels = (softmax(honest).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
+    return sharpness * honest, labels.clip(0, classes - 1)
+
+
 @dataclass(frozen=True)
 class Everything:
     """A validation set with all that any method reads: the backbone is its own last layer."""

@@ -28,7 +28,6 @@ STORED = ("ts+em", "matrix+pb-mlp+bias", "histogram", "vector+pb", "sms+lb", "fc
 
 
 def made(name: str, num_classes: int) -> Calibrator:
-    """A calibrator with random parameters."""
     method = parse_stored(name)
     logit_map = filled(method.logit_map, classes=num_classes)
     for last, wanted in ((LogitBounding, method.clipped), (ClassPriorAdjustment, method.adjusted)):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
+from benchmarks.fits import Scores
 from boxcal.calibrators import Bounds, Calibrator, array_ops, box_constrained_softmax, fit, methods
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
@@ -22,21 +22,6 @@ from boxcal.calibrators.operator.uniform import SortedRows
 from tests.calibrators.samples import contaminated, everything, nll_of, overconfident
 
 Floats = NDArray[np.float64]
-
-
-class Logits(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier whose decision function is its input."""
-
-    def fit(self, X: Floats, y: Floats) -> "Logits":
-        self.classes_ = np.unique(y)
-        return self
-
-    def decision_function(self, X: Floats) -> Floats:
-        return X
-
-    def predict(self, X: Floats) -> NDArray[np.int64]:
-        largest: NDArray[np.int64] = X.argmax(1)
-        return largest
 
 
 def box(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
@@ -89,7 +74,7 @@ def test_missing_requirements_are_named(method: str, missing: str) -> None:
 def test_temperature_agrees_with_scikit_learn(true_temperature: float) -> None:
     logits, labels = overconfident(3000, 10, temperature=true_temperature)
     X, y = logits.numpy(), labels.numpy()
-    theirs = CalibratedClassifierCV(FrozenEstimator(Logits().fit(X, y)), method="temperature").fit(X, y)
+    theirs = CalibratedClassifierCV(FrozenEstimator(Scores().fit(X, y)), method="temperature").fit(X, y)
     inverse = theirs.calibrated_classifiers_[0].calibrators[0].beta_
     ours = fit("ts", logits, labels).calibrator.spec["parameters"]["temperature"]
     assert ours == pytest.approx(1.0 / inverse, abs=1e-6)
@@ -118,14 +103,12 @@ def test_no_random_start_ends_lower(method: str) -> None:
 
 def test_one_sided_bounds_leave_the_other_side_open() -> None:
     logits, labels = contaminated(500, 5)
-    lower = fit("pb-lower", logits, labels).calibrator.fitted_bounds
-    upper = fit("pb-upper", logits, labels).calibrator.fitted_bounds
-    assert lower is not None
-    assert upper is not None
-    assert 0.0 < lower[0] < 0.2
-    assert lower[1] == 1.0
-    assert upper[0] == 0.0
-    assert 0.2 < upper[1] < 1.0
+    lower, upper = (
+        fit(method, logits, labels).calibrator.fitted_bounds or (math.nan, math.nan)
+        for method in ("pb-lower", "pb-upper")
+    )
+    assert 0.0 < lower[0] < 0.2 < upper[1] < 1.0
+    assert (upper[0], lower[1]) == (0.0, 1.0)
 
 
 def test_bounds_that_help_nothing_are_vacuous_and_said_to_be() -> None:
@@ -162,10 +145,9 @@ def test_clipped_log_probabilities_contain_clipped_logits(method: str) -> None:
 
 
 def test_joint_fit_is_no_worse_than_its_parts() -> None:
-    logits, labels = contaminated(1000, 10, seed=2)
-    joint = fit("ts+pb", logits, labels).nll
-    assert joint <= fit("ts", logits, labels).nll + 1e-12
-    assert joint <= fit("pb", logits, labels).nll + 1e-7
+    data = contaminated(1000, 10, seed=2)
+    joint, scaled, bounded = (fit(method, *data).nll for method in ("ts+pb", "ts", "pb"))
+    assert joint <= min(scaled + 1e-12, bounded + 1e-7)
 
 
 @pytest.mark.parametrize("seed", [9, 23, 47])
@@ -175,13 +157,6 @@ def test_a_mixture_in_a_box_is_no_worse_than_the_temperature_it_contains(seed: i
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
     logits = 1.05 * logits + 0.5 * torch.randn(500, 5, generator=generator, dtype=torch.float64)
     assert fit("ets+pb", logits, labels).nll <= fit("ts+pb", logits, labels).nll + 1e-12
-
-
-def test_a_joint_fit_survives_logits_of_ten_thousand() -> None:
-    logits, labels = contaminated(100, 6)
-    result = fit("ts+pb", logits * 2500.0, labels)
-    assert math.isfinite(result.nll)
-    assert result.nll < math.log(6) + 0.1
 
 
 @pytest.mark.parametrize("num_samples", [2, 3, 7])
@@ -209,7 +184,6 @@ def test_auto_tries_large_methods_only_with_samples_enough_for_them() -> None:
     logits, labels = overconfident(3100, 20, temperature=1.0)
     offered = [set(candidates(check_validation_set(logits[:n], labels[:n]))) for n in (90, 600, 3100)]
     assert offered[1] - offered[0] == {"vector", "mix+vector", "sms", "mix+sms"}
-
     assert offered[0] == {"uncalibrated", "ts", "mix+ts", "ets"}
 
 

@@ -68,17 +68,6 @@ def test_a_report_counts_copies_as_one_sample() -> None:
     assert nine["nll"].high - nine["nll"].low == pytest.approx(once.high - once.low)
 
 
-def test_a_better_fit_to_rounded_probabilities_passes_the_gate() -> None:
-    rng = np.random.default_rng(1)
-    logits = rng.normal(size=(2000, 10)) * 2.5
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(1)
-    rounded = torch.softmax(torch.from_numpy(logits * 2), dim=1).numpy().round(2).clip(0.005)
-    report = cross_fitted_report("ts", np.log(rounded), labels)
-    assert len(np.unique(rounded, axis=0)) < 1980
-    assert report.is_better
-    assert {one.code for one in report.warnings if one.severity == "serious"} == set()
-
-
 def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
     rng = np.random.default_rng(1)
     inside = 0

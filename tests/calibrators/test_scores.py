@@ -15,6 +15,7 @@ from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.stack import component_names
 from boxcal.calibrators.scores import ScoreLook, as_logits, two_columns
+from tests.calibrators.samples import drawn, softmax
 
 Array = np.ndarray[Any, Any]
 CLASSES = (2, 3, 5, 10, 30, 100)
@@ -33,11 +34,6 @@ ROUNDINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
 
 def logits_of(num_classes: int, spread: float = 3.0, rows: int = 200) -> Array:
     return spread * np.random.default_rng(num_classes).normal(size=(rows, num_classes))
-
-
-def softmax(logits: Array) -> Array:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -127,9 +123,7 @@ def test_one_column_is_the_second_of_two_classes() -> None:
 def votes(rows: int = 1500, trees: int = 10, seed: int = 0) -> tuple[Array, Array]:
     """Probabilities of few votes, so that many are 0, also of true classes."""
     rng = np.random.default_rng(seed)
-    logits = 2 * rng.normal(size=(rows, 3))
-    powers = np.exp(logits)
-    shares = powers / powers.sum(axis=1, keepdims=True)
+    shares = softmax(2 * rng.normal(size=(rows, 3)))
     labels = np.array([rng.choice(3, p=row) for row in shares])
     return rng.multinomial(trees, shares) / trees, labels
 
@@ -174,8 +168,5 @@ def test_auto_takes_the_mixture_where_there_are_zeros() -> None:
 
 
 def test_where_nothing_is_gained_nothing_is_mixed() -> None:
-    rng = np.random.default_rng(0)
-    logits = rng.normal(size=(500, 3))
-    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-    found = fit("mix+ts", logits, labels)
+    found = fit("mix+ts", *drawn(500, 3, temperature=1.0))
     assert found.nll <= found.certificate.uncalibrated_nll

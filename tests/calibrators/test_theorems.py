@@ -71,32 +71,25 @@ def test_a_uniform_box_is_a_softmax_of_clipped_logits(classes: int, temperature:
     assert torch.allclose(answer[kept], wanted[kept], rtol=0, atol=1e-12)
 
 
-def soft_threshold(values: Tensor, limit: float) -> Tensor:
-    """S_c of the paper: argmin over v of |v - u|² / 2 + c |v|."""
-    return torch.nn.functional.softshrink(values, limit)
-
-
-def test_feature_clipping_and_logit_bounding_shift_the_logits() -> None:
-    """Proposition on FC and LB: g - W S_c(z), and g - S_c(g), by the maps themselves."""
+def test_feature_clipping_shifts_the_logits() -> None:
+    """Proposition on FC: g - W S_c(z), with S_c(u) = argmin over v of |v - u|² / 2 + c |v|."""
     data = everything(300, 4)
     calibrator = fit("fc", data.logits, data.labels, **data.extras()).calibrator
     radius = calibrator.spec["parameters"]["radius"]
     weight, _ = data.head
     assert (data.features.abs() > radius).any()
     mapped = calibrator.logit_map(data.features)
-    wanted = data.logits - soft_threshold(data.features, radius) @ weight.T
+    wanted = data.logits - torch.nn.functional.softshrink(data.features, radius) @ weight.T
     assert torch.allclose(mapped, wanted - wanted.mean(dim=1, keepdim=True), atol=1e-12)
-    clipped = data.logits.clamp(-1.5, 1.5)
-    assert torch.allclose(clipped, data.logits - soft_threshold(data.logits, 1.5), atol=1e-15)
 
 
-def test_temperature_is_a_scale_and_offsets_do_not_matter() -> None:
+@pytest.mark.parametrize("temperature", [2.5, torch.linspace(0.5, 3.0, 200, dtype=torch.float64)[:, None]])
+def test_temperature_is_a_scale_and_offsets_do_not_matter(temperature: float | Tensor) -> None:
     logits, (lower, upper) = rows(200, 8), boxes(200, 8)
-    answer = box_constrained_softmax(logits, lower, upper, temperature=2.5)
-    assert torch.allclose(answer, box_constrained_softmax(logits / 2.5, lower, upper), atol=1e-14)
-    assert torch.allclose(
-        answer, box_constrained_softmax(logits - 7.0, lower, upper, temperature=2.5), atol=1e-14
-    )
+    answer = box_constrained_softmax(logits, lower, upper, temperature=temperature)
+    assert torch.allclose(answer, box_constrained_softmax(logits / temperature, lower, upper), atol=1e-14)
+    moved = box_constrained_softmax(logits - 7.0, lower, upper, temperature=temperature)
+    assert torch.allclose(answer, moved, atol=1e-14)
 
 
 def true_calibration_error(predicted: Floats, chance: Floats, weight: Floats) -> float:

@@ -17,15 +17,10 @@ from boxcal.calibrators.evaluation.toplabel import (
     KolmogorovSmirnovError,
     SmoothError,
 )
+from tests.calibrators.samples import softmax
 
 Matrix = NDArray[np.float64]
 POPULATION = 200_000
-
-
-def softmax(logits: Matrix) -> Matrix:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    result: Matrix = exponentials / exponentials.sum(axis=1, keepdims=True)
-    return result
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from boxcal.calibrators import fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.report import report_on
+from tests.calibrators.samples import sharpened
 
 ROWS, CLASSES = 6000, 50
 EXPECTED = {
@@ -63,12 +64,8 @@ EXPECTED = {
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    honest = rng.normal(size=(ROWS, CLASSES)) * 1.5
-    shares = np.exp(honest)
-    shares /= shares.sum(axis=1, keepdims=True)
-    labels = (shares.cumsum(axis=1) < rng.random((ROWS, 1))).sum(axis=1).clip(0, CLASSES - 1)
-    return (honest * 2.5).astype(np.float32), labels
+    logits, labels = sharpened(ROWS, CLASSES, 2.5)
+    return logits.astype(np.float32), labels
 
 
 def test_a_report_in_blocks_has_the_numbers_of_one_over_all_rows() -> None:

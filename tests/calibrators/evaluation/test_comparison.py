@@ -14,19 +14,15 @@ from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
 from boxcal.calibrators.evaluation.comparison import (
     METRICS,
     MethodComparison,
-    base_of,
     compare_methods,
     markdown,
     to_csv,
 )
-from tests.calibrators.evaluation.simulation import softmax
+from tests.calibrators.samples import sharpened
 
 
 def data(count: int, seed: int, sharpness: float = 2.5, classes: int = 4) -> ValidationSet:
-    rng = np.random.default_rng(seed)
-    honest = rng.normal(size=(count, classes)) * 1.5
-    labels = (softmax(honest).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
-    return check_validation_set(sharpness * honest, labels)
+    return check_validation_set(*sharpened(count, classes, sharpness, seed))
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +117,6 @@ def test_calibrated_data_are_not_harmed() -> None:
         assert change is not None
         assert change.low <= 0 or change.value < 0.002
         assert row.changed_labels == 0
-
-
-def test_bases() -> None:
-    assert base_of("uncalibrated") == ""
-    assert base_of("dirichlet+pb-mlp") == "dirichlet"
-    assert base_of("pb-lower") == "uncalibrated"
 
 
 def test_refusals() -> None:

@@ -14,10 +14,10 @@ from tests.calibrators.evaluation.simulation import (
     WORLDS,
     World,
     sample,
-    softmax,
     true_maximum,
     true_metrics,
 )
+from tests.calibrators.samples import softmax
 
 CLAIMED = 0.93
 """What intervals that claim 95 % must cover at least."""

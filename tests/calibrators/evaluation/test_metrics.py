@@ -11,7 +11,7 @@ from sklearn.metrics import brier_score_loss, log_loss
 from boxcal.calibrators import evaluate
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation import brier, error_rate, expected_calibration_error, nll, smooth_ece
-from tests.calibrators.evaluation.simulation import softmax
+from tests.calibrators.samples import softmax
 
 RNG = np.random.default_rng(0)
 

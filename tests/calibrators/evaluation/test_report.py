@@ -14,7 +14,7 @@ from boxcal.calibrators.errors import InvalidDataError, MissingDataError, Unknow
 from boxcal.calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
 from boxcal.calibrators.evaluation.report import Report, cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import sentence
-from tests.calibrators.evaluation.simulation import softmax
+from tests.calibrators.samples import sharpened
 
 METRICS = {
     "error_rate",
@@ -33,10 +33,8 @@ METRICS = {
 
 
 def overconfident(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    rng = np.random.default_rng(seed)
-    honest = rng.normal(size=(count, 5)) * 1.5
-    labels = (softmax(honest).cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
-    return torch.from_numpy(3 * honest), torch.from_numpy(labels)
+    logits, labels = sharpened(count, 5, 3.0, seed)
+    return torch.from_numpy(logits), torch.from_numpy(labels)
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,18 @@ def answers(random: np.random.Generator, count: int, size: int = 10, scale: floa
     return normalised(np.exp(logits))
 
 
+def shifted(random: np.random.Generator, pool: Array, count: int, factors: Array) -> Array:
+    """Draw rows from a pool as they occur where each class is as much more frequent as its factor says."""
+    weights = (pool * factors).sum(1)
+    rows: Array = pool[random.choice(len(pool), count, p=weights / weights.sum())]
+    return rows
+
+
 def normalised(rows: Array) -> Array:
-    """Scale rows (N, K) to sum to 1."""
     result: Array = rows / rows.sum(1, keepdims=True)
     return result
 
 
 def drawn(law: Array, random: np.random.Generator) -> Array:
-    """Draw one label from each row (N, K)."""
     labels: Array = (law.cumsum(1) > random.random((len(law), 1))).argmax(1)
     return labels

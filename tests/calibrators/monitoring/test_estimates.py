@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.metrics import evaluate
 from boxcal.calibrators.monitoring.accuracy import Accuracy
@@ -13,7 +12,8 @@ from boxcal.calibrators.monitoring.drift import PER_SECOND, RESERVE, DriftTest, 
 from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.state import Array
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
-from tests.calibrators.monitoring.streams import answers, drawn, normalised
+from tests.calibrators.monitoring.streams import answers, drawn, normalised, shifted
+from tests.calibrators.samples import softmax
 
 
 def test_streamed_metrics_agree_with_those_of_the_whole() -> None:
@@ -120,8 +120,7 @@ def test_class_frequencies_of_shifted_traffic_are_found() -> None:
     random = np.random.default_rng(5)
     pool = answers(random, 20_000, scale=6.0)
     source, factors = pool.mean(0), np.array([5.0, 0.2] + [1.0] * 8)
-    weights = (pool * factors).sum(1)
-    rows = pool[random.choice(len(pool), 5000, p=weights / weights.sum())]
+    rows = shifted(random, pool, 5000, factors)
     truth = normalised(rows * factors).mean(0)
     found = estimate_class_prior(rows, source)
     assert found.sum() == pytest.approx(1.0)
@@ -192,12 +191,6 @@ def test_the_choice_does_not_depend_on_how_the_log_is_cut() -> None:
     assert np.array_equal(np.concatenate(found), whole)
 
 
-def softmax(logits: NDArray[np.float64], temperature: float = 1.0) -> NDArray[np.float64]:
-    powers = np.exp((logits - logits.max(1, keepdims=True)) / temperature)
-    answers: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-    return answers
-
-
 def test_every_half_and_every_tie_is_rounded_as_numpy_does() -> None:
     every = np.arange(2**16, dtype=np.uint16).view(np.float16)
     halves = np.unique(every[np.isfinite(every)].astype(np.float64))
@@ -221,8 +214,8 @@ def test_probabilities_are_those_that_were_served_whatever_the_offset(size: int,
 @pytest.mark.parametrize(("spread", "temperature"), [(1e5, 1.0), (1e5, 3e4), (1e9, 3e8), (1e-3, 1e-3)])
 def test_rows_wider_than_float16_keep_their_probabilities(spread: float, temperature: float) -> None:
     logits = spread * np.random.default_rng(1).normal(size=(500, 10)) - spread
-    served = softmax(logits, temperature)
-    assert np.abs(softmax(unpack(pack(logits)), temperature) - served).max() < 0.001
+    found = unpack(pack(logits))
+    assert np.abs(softmax(found / temperature) - softmax(logits / temperature)).max() < 0.001
 
 
 def test_extreme_logits_stay_finite_and_in_their_order() -> None:

@@ -20,7 +20,7 @@ from boxcal.calibrators.monitoring.candidates import (
 from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
-from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised
+from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised, shifted
 
 FREQUENCIES = np.full(10, 0.1)
 
@@ -118,9 +118,7 @@ def test_a_change_is_found_refitted_and_rolled_back_when_it_goes_away() -> None:
 def test_other_class_frequencies_are_met_by_em() -> None:
     random = np.random.default_rng(5)
     factors = np.array([8.0, 4, 1, 1, 1, 1, 1, 0.3, 0.1, 0.1])
-    pool = answers(random, 40_000)
-    weights = (pool * factors).sum(1)
-    rows = pool[random.choice(len(pool), 4000, p=weights / weights.sum())]
+    rows = shifted(random, answers(random, 40_000), 4000, factors)
     labels = drawn(normalised(rows * factors), random)
     service = Service()
     service.feed(np.log(rows), labels)

@@ -1,6 +1,6 @@
 """Rows that break careless solvers: extreme and tied logits, bounds that leave hardly any room, or none."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -34,20 +34,18 @@ def adversarial_rows(count: int, seed: int, dtype: type[np.floating]) -> Iterato
         made += rows
 
 
-def _logits(size: int, rng: np.random.Generator) -> Floats:  # noqa: PLR0911 - one kind each
+def _logits(size: int, rng: np.random.Generator) -> Floats:
+    kinds: list[Callable[[], Floats]] = [
+        lambda: rng.normal(0, 3, size),
+        lambda: rng.uniform(-1e4, 1e4, size),
+        lambda: rng.integers(-2, 3, size).astype(float),
+        lambda: np.full(size, rng.uniform(-1e4, 1e4)),
+        lambda: rng.normal(0, 1, size) * 10.0 ** rng.uniform(-8, 3, size),
+        lambda: np.where(rng.random(size) < 0.1, 0.0, rng.uniform(-200, -50, size)),
+    ]
     kind = rng.integers(7)
-    if kind == 0:
-        return rng.normal(0, 3, size)
-    if kind == 1:
-        return rng.uniform(-1e4, 1e4, size)
-    if kind == 2:
-        return rng.integers(-2, 3, size).astype(float)
-    if kind == 3:
-        return np.full(size, rng.uniform(-1e4, 1e4))
-    if kind == 4:
-        return rng.normal(0, 1, size) * 10.0 ** rng.uniform(-8, 3, size)
-    if kind == 5:
-        return np.where(rng.random(size) < 0.1, 0.0, rng.uniform(-200, -50, size))
+    if kind < len(kinds):
+        return kinds[kind]()
     logits = rng.normal(0, 5, size)
     logits[rng.random(size) < 0.4] = -np.inf
     logits[rng.integers(size)] = rng.normal()
@@ -93,11 +91,15 @@ def _bounds(  # noqa: PLR0911 - one kind each
 
 
 def _point(size: int, rng: np.random.Generator, dtype: type[np.floating]) -> Floats:
-    """Probabilities, zeros among them, that add up to 1 exactly: multiples of a power of two."""
-    grain = 2.0 ** (22 if dtype is np.float32 else 50)
     weights = rng.exponential(1, size) ** rng.choice([1, 4, 12])
     weights[rng.random(size) < 0.15] = 0
     weights[rng.integers(size)] += 1e-3
+    return exact_point(weights, int(weights.argmax()), dtype)
+
+
+def exact_point(weights: Floats, rest: int, dtype: type[np.floating]) -> Floats:
+    """Probabilities that add up to 1 exactly: multiples of a power of two; one of them gets what is left."""
+    grain = 2.0 ** (22 if dtype is np.float32 else 50)
     units = np.floor(weights / weights.sum() * grain)
-    units[units.argmax()] += grain - units.sum()
+    units[rest] += grain - units.sum()
     return np.asarray(units / grain, dtype)

@@ -1,5 +1,7 @@
 """Each way of making the operator's life hard by its name, for every number of classes from 1 to 100,000."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators.operator import box_constrained_softmax
-from tests.calibrators.operator.adversary import Floats, Rows
+from tests.calibrators.operator.adversary import Floats, Rows, exact_point
 from tests.calibrators.operator.test_exactness import Engine, judge, torch_engine
 from tests.reference import box_bisection, filled_in_order
 
@@ -38,19 +40,10 @@ def draw_logits(kind: str, size: int, rng: np.random.Generator) -> Floats:
     return np.zeros(size) if kind == "all equal" else logits
 
 
-def exact_point(size: int, dtype: type[np.floating], rng: np.random.Generator) -> Floats:
-    """Draw probabilities, every fifth of them 0, that add up to 1 exactly: multiples of a power of two."""
-    grain = 2.0 ** (23 if dtype is np.float32 else 52)
-    weights = rng.exponential(1, size) * (np.arange(size) % 5 != 1)
-    units = np.floor(weights / weights.sum() * grain)
-    units[0] += grain - units.sum()
-    return np.asarray(units / grain, dtype)
-
-
 def draw_bounds(
     kind: str, size: int, dtype: type[np.floating], rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    point = exact_point(size, dtype, rng)
+    point = exact_point(rng.exponential(1, size) * (np.arange(size) % 5 != 1), 0, dtype)
     zeros, ones = np.zeros(size, dtype), np.ones(size, dtype)
     if kind == "lower equals upper":
         held: NDArray[np.bool_] = np.arange(size) % 2 == 1
@@ -79,54 +72,52 @@ def test_bounds_to_the_last_bit_and_sums_of_one(
     scores = draw_logits(logits, size, rng).astype(dtype)
     lower, upper = draw_bounds(bounds, size, dtype, rng)
     if size <= JUDGED:
-        judge(Rows(scores[None], lower[None], upper[None]), box_constrained_softmax)
+        judge_one(scores, lower, upper, dtype)
     answer = box_constrained_softmax(*(torch.from_numpy(part) for part in (scores, lower, upper))).numpy()
     assert ((answer >= lower) & (answer <= upper)).all()
     assert abs(answer.astype(np.float64).sum() - 1.0) <= (1e-6 if dtype is np.float32 else 1e-12)
 
 
+def judge_one(logits: Any, lower: Any, upper: Any, dtype: type[np.floating] = np.float32) -> None:
+    judge(Rows(*(np.array([part], dtype) for part in (logits, lower, upper))), box_constrained_softmax)
+
+
 def test_upper_bounds_that_exceed_one_by_less_than_its_rounding() -> None:
     """All held at their upper bounds, the classes would have 4e-16 too much: two are free, one next to 0."""
-    rows = Rows(
-        np.array([[0.23331192, 1061.6255, -9.961542e-05, 77.24846, 0.36021015]], np.float32),
-        np.array([[0.0, 0.00021935765, 0.03931856, 0.096543506, 0.8618989]], np.float32),
-        np.array([[4.0268177e-16, 0.0007107258, 0.03931856, 0.098071814, 0.8618989]], np.float32),
+    judge_one(
+        [0.23331192, 1061.6255, -9.961542e-05, 77.24846, 0.36021015],
+        [0.0, 0.00021935765, 0.03931856, 0.096543506, 0.8618989],
+        [4.0268177e-16, 0.0007107258, 0.03931856, 0.098071814, 0.8618989],
     )
-    judge(rows, box_constrained_softmax)
 
 
 def test_bounds_that_add_up_to_one_beside_a_class_of_almost_no_mass() -> None:
     """That the second class has 3e-29 is known only once the fourth is found that much below its bound."""
-    rows = Rows(
-        np.array([[0.0, -61.59744644165039, -192.9953155517578, 0.0]], np.float32),
-        np.array([[0.10350298881530762, 0.0, 0.8806183338165283, 0.015218148939311504]], np.float32),
-        np.array([[0.1670096069574356, 0.24543504416942596, 0.9738472, 0.015878677368164062]], np.float32),
+    judge_one(
+        [0.0, -61.59744644165039, -192.9953155517578, 0.0],
+        [0.10350298881530762, 0.0, 0.8806183338165283, 0.015218148939311504],
+        [0.1670096069574356, 0.24543504416942596, 0.9738472, 0.015878677368164062],
     )
-    judge(rows, box_constrained_softmax)
 
 
 def test_a_class_within_an_ulp_of_its_bound_that_outweighs_the_free_one() -> None:
     """Whether the second class is held decides whether the last one has 2.4e-7 or its lower bound."""
-    rows = Rows(
-        np.array([[-158.22266, -132.95218, -183.32794, -106.34288, -156.97809]], np.float32),
-        np.array([[0, 0.1666102111339569, 0.0039746761322021484, 0.0002052122, 2.1726517e-07]], np.float32),
-        np.array([[0, 0.9954996109008789, 0.0039746761322021484, 0.00052547455, 0.6323534]], np.float32),
+    judge_one(
+        [-158.22266, -132.95218, -183.32794, -106.34288, -156.97809],
+        [0, 0.1666102111339569, 0.0039746761322021484, 0.0002052122, 2.1726517e-07],
+        [0, 0.9954996109008789, 0.0039746761322021484, 0.00052547455, 0.6323534],
     )
-    judge(rows, box_constrained_softmax)
 
 
 def test_free_classes_whose_weights_have_lost_their_digits() -> None:
     """Relative to the largest logit, which is held, the weights of the others are 9e-43 and 6e-59."""
-    logits = np.array([[-162.1208953857422, -65.26127624511719, -102.67228698730469]], np.float32)
-    judge(
-        Rows(logits, np.zeros_like(logits), np.full_like(logits, 0.6943408250808716)), box_constrained_softmax
-    )
+    logits = [-162.1208953857422, -65.26127624511719, -102.67228698730469]
+    judge_one(logits, [0, 0, 0], [0.6943408250808716] * 3)
 
 
 def test_the_smallest_normal_probabilities_are_kept() -> None:
     """exp(-87.3305) is just above the smallest normal float32, and not 0."""
-    logits = np.array([[0.0, -87.3305, -87.3365]], np.float32)
-    judge(Rows(logits, np.zeros_like(logits), np.ones_like(logits)), box_constrained_softmax)
+    judge_one([0.0, -87.3305, -87.3365], [0, 0, 0], [1, 1, 1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

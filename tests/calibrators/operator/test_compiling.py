@@ -20,15 +20,20 @@ print(entry(1), sum(entry.stats.cache_hits.values()))
 """
 
 
+def run(*script: str, **environment: str | Path) -> str:
+    variables = {name: str(value) for name, value in environment.items()}
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | variables
+    command = [sys.executable, *script]
+    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+
+
 def test_loops_are_compiled_anew_when_what_they_call_has_changed(tmp_path: Path) -> None:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
     (tmp_path / "entry.py").write_text(ENTRY)
     said = []
     for added in (10, 10, 20):
         (tmp_path / "helper.py").write_text(HELPER.format(added))
-        run = [sys.executable, str(tmp_path / "entry.py")]
-        said.append(subprocess.run(run, env=environment, check=True, capture_output=True, text=True).stdout)
+        kept = tmp_path / "kept"
+        said.append(run(str(tmp_path / "entry.py"), NUMBA_CACHE_DIR=kept, PYTHONDONTWRITEBYTECODE="1"))
     assert said == ["11 0\n", "11 1\n", "21 0\n"]
 
 
@@ -37,13 +42,9 @@ def test_a_volume_without_loops_gets_those_of_the_image_and_any_other_keeps_its_
     (tmp_path / "helper.py").write_text(HELPER.format(10))
     image, volume, used = tmp_path / "image", tmp_path / "volume/.cache/numba", tmp_path / "used"
     used.mkdir()
-    entry = [sys.executable, str(tmp_path / "entry.py")]
 
     def hits(**folders: Path) -> str:
-        environment = os.environ | {name: str(path) for name, path in folders.items()}
-        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
-        ended = subprocess.run(entry, env=environment, check=True, capture_output=True, text=True)
-        return ended.stdout.split()[1]
+        return run(str(tmp_path / "entry.py"), **folders).split()[1]
 
     assert hits(NUMBA_CACHE_DIR=image) == "0"
     assert hits(NUMBA_CACHE_DIR=volume, COMPILED_LOOPS_DIR=image) == "1"
@@ -82,18 +83,12 @@ print(len(before), sorted(kept() - before))
 """
 
 
-def run(script: str, **environment: str) -> str:
-    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])} | environment
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
-
-
 def test_every_module_can_be_imported_where_no_loop_can_be_kept() -> None:
-    assert run(NOWHERE) == ""
+    assert run("-c", NOWHERE) == ""
 
 
 @pytest.mark.long
 def test_no_fit_compiles_anything_after_the_installation(tmp_path: Path) -> None:
-    number, new = run(WARM, NUMBA_CACHE_DIR=str(tmp_path)).split(maxsplit=1)
+    number, new = run("-c", WARM, NUMBA_CACHE_DIR=tmp_path).split(maxsplit=1)
     assert int(number) > 10
     assert new == "[]\n"

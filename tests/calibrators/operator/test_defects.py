@@ -24,8 +24,6 @@ def f64(*values: float) -> Tensor:
 def test_vacuous_bounds_give_softmax() -> None:
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert torch.allclose(box_constrained_softmax(logits), logits.softmax(-1), rtol=0, atol=1e-15)
-    half = box_constrained_softmax(logits, temperature=2.0)
-    assert torch.allclose(half, (logits / 2).softmax(-1), rtol=0, atol=1e-15)
 
 
 def test_two_classes_give_a_clipped_sigmoid() -> None:
@@ -50,12 +48,6 @@ def test_both_bounds_bind() -> None:
 def test_mass_forced_onto_classes_whose_softmax_underflows() -> None:
     logits, upper = torch.tensor([0.0, -200.0, -300.0]), torch.tensor([0.5, 0.9, 0.9])
     assert upper_bounded_softmax(logits, upper).tolist() == pytest.approx([0.5, 0.5, math.exp(-100) / 2])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_logits_of_ten_thousand(dtype: torch.dtype) -> None:
-    logits = torch.tensor([1e4, -1e4, 0.0, 1e4], dtype=dtype)
-    assert box_constrained_softmax(logits, 0.05, 0.4).tolist() == pytest.approx([0.4, 0.05, 0.15, 0.4])
 
 
 def test_bounds_close_to_one_over_k_keep_their_digits() -> None:
@@ -136,21 +128,6 @@ def test_gradient_survives_a_tiny_free_mass() -> None:
     (gradient,) = torch.autograd.grad(answer[0] * 1e9, logits)
     share = 1 / (1 + math.e)
     assert gradient.tolist() == pytest.approx([share * (1 - share), -share * (1 - share), 0], rel=1e-6)
-
-
-@pytest.mark.parametrize("bound", [0.3, f64(0.3), f64(0.3, 0.4, 0.5, 0.6)])
-@pytest.mark.parametrize("scale", [0.0, 1.0, 100.0])
-def test_scalar_and_vector_bounds_whatever_the_data(bound: float | Tensor, scale: float) -> None:
-    logits = scale * torch.randn(6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    answer = upper_bounded_softmax(logits, bound)
-    assert torch.equal(answer, box_constrained_softmax(logits, None, bound))
-    assert torch.allclose(answer.sum(-1), torch.ones(6, dtype=torch.float64), atol=1e-14)
-
-
-def test_three_dimensions_with_the_classes_in_the_middle() -> None:
-    logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    wanted = box_constrained_softmax(logits.transpose(1, 2), 0.05, 0.4).transpose(1, 2)
-    assert torch.equal(box_constrained_softmax(logits, 0.05, 0.4, dim=1), wanted)
 
 
 def test_memory_stays_below_three_copies_of_the_logits() -> None:

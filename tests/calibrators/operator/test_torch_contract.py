@@ -54,11 +54,7 @@ def test_tensors_promote_and_numbers_do_not() -> None:
     assert box_constrained_softmax(logits, 0.1).dtype is torch.float32
     assert box_constrained_softmax(logits, torch.full((3,), 0.1, dtype=torch.float64)).dtype is torch.float64
     assert box_constrained_softmax(logits.half(), torch.full((3,), 0.1)).dtype is torch.float32
-
-
-def test_numbers_keep_their_last_bits_in_float64() -> None:
-    logits = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
-    assert upper_bounded_softmax(logits, 0.4)[0].item() == 0.4
+    assert upper_bounded_softmax(torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64), 0.4)[0].item() == 0.4
 
 
 def test_autocast_gives_float32() -> None:
@@ -67,12 +63,6 @@ def test_autocast_gives_float32() -> None:
         hidden = layer(randn(2, 4))
         assert hidden.dtype is torch.bfloat16
         assert box_constrained_softmax(hidden, 0.1, 0.5).dtype is torch.float32
-
-
-def test_a_temperature_for_every_row() -> None:
-    logits, temperature = randn(4, 5).double(), torch.tensor([[0.5], [1.0], [2.0], [3.0]]).double()
-    answer = box_constrained_softmax(logits, 0.05, 0.5, temperature=temperature)
-    assert torch.allclose(answer, box_constrained_softmax(logits / temperature, 0.05, 0.5), atol=1e-15)
 
 
 @pytest.mark.filterwarnings("ignore")
