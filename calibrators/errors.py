@@ -5,7 +5,7 @@ CalibrationError (ValueError)
   x UnknownMethodError    a method name that is not one of `methods()`
   x MissingDataError      a method without the features, head, inputs or backbone that it requires
   x ArtifactError         bytes that are not a calibrator, or are damaged
-  x ExportError           a calibrator that has no ONNX form
+  x ExportError           a calibrator that has no form in the format asked for
 
 UserWarning
   x ValidationDataWarning what is probably wrong with validation data

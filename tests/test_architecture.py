@@ -29,7 +29,7 @@ FLOORS = {
     "calibrators": (
         {"errors", "operator", "scores"},
         {"maps", "data"},
-        {"calibrator", "artifact", "method"},
+        {"calibrator", "artifact", "method", "mlflow_model"},
         {"fitting", "evaluation", "estimator"},
         {"monitoring"},
         {"warm"},

@@ -20,7 +20,16 @@ from boxcal.app.cli.feedback import feedback
 from boxcal.app.cli.fit import fit
 from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.keys import keys
-from boxcal.app.cli.output import EXIT_CODES, UsageError, failure_of, screen, write_json
+from boxcal.app.cli.output import (
+    EXIT_CODES,
+    UsageError,
+    escape,
+    failure_of,
+    messages,
+    naming,
+    screen,
+    write_json,
+)
 from boxcal.app.cli.predict import predict
 from boxcal.app.cli.settings import SettingsCommand, read_settings
 
@@ -98,6 +107,43 @@ def monitor(
 
 
 cli.command()(inspect)
+
+
+@cli.command()
+def export(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CALIBRATOR",
+            exists=True,
+            dir_okay=False,
+            readable=True,
+            help="A calibrator saved by `boxcal fit --output`.",
+        ),
+    ],
+    *,
+    mlflow: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a model folder of MLflow.")
+    ] = None,
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an ONNX model.")] = None,
+) -> None:
+    """Write a saved calibrator as an MLflow or ONNX model, to be deployed beside the classifier."""
+    if mlflow is None and onnx is None:
+        raise UsageError("name what to write: --mlflow FOLDER or --onnx FILE")
+    from boxcal.calibrators.array_calibrator import ArrayCalibrator
+
+    with naming(file):
+        calibrator = ArrayCalibrator.from_bytes(file.read_bytes())
+    if mlflow is not None:
+        from boxcal.calibrators.mlflow_model import to_mlflow
+
+        to_mlflow(calibrator, mlflow)
+        messages.print(f"saved {escape(str(mlflow))}", soft_wrap=True)
+    if onnx is not None:
+        from boxcal.calibrators.calibrator import Calibrator
+
+        Calibrator.on_tensors(calibrator).to_onnx(onnx)
+        messages.print(f"saved {escape(str(onnx))}", soft_wrap=True)
 
 
 @cli.command()
