@@ -19,6 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from boxcal.app.protocols.grpc.connections import close_connections
 from tests.app.access.test_event_streams import FEW
 from tests.app.fitting.service import Service, free_port
 
@@ -27,6 +28,16 @@ CHECK = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 MODEL = "logits:10.calibrator"
 MIB = 2**20
+QUICK = """
+from boxcal.app.protocols.grpc import admission, server
+server.MAX_CALLS = 100
+admission.STALL_SECONDS = 2.0
+admission.READ_BYTES = 29 * 2**20
+"""
+LARGE = service_pb2.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(4 * 3_800_000)])
+"""Answered by 30,400,000 bytes."""
+LARGE.inputs.add(name="logits", datatype="FP32", shape=[380_000, 10])
+LARGE.outputs.add(name="probabilities")
 
 
 @pytest.fixture(scope="module")
@@ -163,22 +174,83 @@ def test_parameters_of_one_input_are_limited(address: str) -> None:
         inferred(address, request)
 
 
+def unread(address: str, stack: ExitStack, request: Any, method: str = INFERENCE) -> Any:
+    """Call, and leave the answer where it is: the window of the stream stays closed."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    channel = stack.enter_context(grpc.insecure_channel(address, options))
+    call = channel.stream_stream(method)(iter([request.SerializeToString()]))
+    stack.callback(call.cancel)
+    return call
+
+
 def test_answers_that_a_client_does_not_read_are_limited(address: str) -> None:
-    request = service_pb2.ModelInferRequest(model_name=MODEL)
-    request.inputs.add(name="logits", datatype="FP32", shape=[380_000, 10])
-    request.raw_input_contents.append(bytes(4 * 3_800_000))
-    request.outputs.add(name="probabilities")
-    body = request.SerializeToString()
     with ExitStack() as stack:
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         calls = []
         for _ in range(3):  # 29 MiB each, of 64
-            channel = stack.enter_context(grpc.insecure_channel(address, options))
-            calls.append(channel.stream_stream(INFERENCE)(iter([body])))
+            calls.append(unread(address, stack, LARGE))
             time.sleep(2)
         assert [call.done() for call in calls] == [False, False, True]
         assert "has not read 60,800," in calls[2].details()
         assert is_healthy(address)
-        for call in calls:
-            call.cancel()
-    assert len(inferred(address, request).raw_output_contents[0]) == 30_400_000
+    assert len(inferred(address, LARGE).raw_output_contents[0]) == 30_400_000
+
+
+def without_window(path: str, calls: int) -> bytes:
+    """Write an HTTP/2 connection with calls whose answers have no room: the first window is 0."""
+
+    def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+        return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
+
+    fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost"}
+    fields |= {"content-type": "application/grpc", "te": "trailers"}
+    texts = [text.encode() for field in fields.items() for text in field]
+    head = b"".join((b"" if n % 2 else b"\0") + bytes([len(text)]) + text for n, text in enumerate(texts))
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\x04" + bytes(4))
+    for stream in range(1, 2 * calls, 2):
+        sent += frame(1, 4, stream, head) + frame(0, 1, stream, bytes(5))
+    return sent
+
+
+def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with (
+        Service(tmp_path, prelude=QUICK, model="logits:10", grpc_port=str(port)) as service,
+        ExitStack() as stack,
+    ):
+        line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        line.sendall(without_window("/inference.GRPCInferenceService/ServerLive", 100))
+        time.sleep(1)
+        with pytest.raises(grpc.RpcError, match="Concurrent RPC limit exceeded"):
+            is_healthy(address)
+        began = time.monotonic()
+        while line.recv(4096):  # settings and headers
+            pass
+        assert 1.0 < time.monotonic() - began < 8.0
+        assert "gRPC: disconnecting who did not read answers (1): ipv4:127.0.0.1:" in service.log()
+        began = time.monotonic()
+        calls = [unread(address, stack, LARGE) for _ in range(2)]
+        while not all(call.done() for call in calls):
+            assert is_healthy(address)
+            time.sleep(0.1)
+        assert 4.0 < time.monotonic() - began < 9.0  # 2 s, one for 29 MiB, and one to collect
+        assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+        assert len(inferred(address, LARGE).raw_output_contents[0]) == 30_400_000  # a third is too much
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+@pytest.mark.parametrize(("host", "peer"), [("127.0.0.1", "ipv4:127.0.0.1:{}"), ("::1", "ipv6:%5B::1%5D:{}")])
+def test_only_the_connection_of_a_peer_is_closed(host: str, peer: str) -> None:
+    with (
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server,
+        ExitStack() as stack,
+    ):
+        ends = []
+        for _ in range(2):
+            near = stack.enter_context(socket.create_connection((host, server.getsockname()[1])))
+            ends.append((near, stack.enter_context(server.accept()[0])))
+        (closed, _), (kept, other) = ends
+        close_connections([peer.format(closed.getsockname()[1])])
+        assert closed.recv(1) == b""
+        other.sendall(b"1")
+        assert kept.recv(1) == b"1"

@@ -27,10 +27,12 @@ from boxcal.app.http.problems import (
     MalformedBody,
     QueueFull,
 )
+from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
+from boxcal.app.protocols.grpc.connections import Readers
 from boxcal.app.settings import limits
 
 logger = logging.getLogger("boxcal")
@@ -64,6 +66,8 @@ MESSAGE_BYTES = 4 * limits.MAX_BODY_BYTES
 """Of messages, and of answers that their clients have not read."""
 SMALL_BYTES = 256 * 1024
 """Of a message or an answer that these limits do not count."""
+READ_BYTES = 2**20
+"""A client reads so many bytes of an answer a second, beyond the first `STALL_SECONDS`."""
 
 
 class Rpc(NamedTuple):
@@ -116,6 +120,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         self._messages = Budget("bytes of messages", MESSAGE_BYTES)
         self._answers = Budget("bytes of answers", MESSAGE_BYTES)
         self._unread: Counter[str] = Counter()
+        self._readers = Readers()
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         """Return the handler of a call."""
@@ -136,6 +141,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
                     response = await handler.unary_unary(request, context)
                     del request
                 size = response.ByteSize()
+                self._readers.expect(context, STALL_SECONDS + size / READ_BYTES)
                 if size > SMALL_BYTES:
                     self._hold_until_read(size, context, key_id)
                 written: bytes = await unblocked(size, handler.response_serializer, response)
@@ -218,6 +224,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             if error.kind is InvalidApiKey:
                 await asyncio.sleep(self._access.guessed(_client(context, "")))
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
+            self._readers.expect(context, STALL_SECONDS)  # a stream may have answers before the error
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
