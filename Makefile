@@ -30,6 +30,8 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 .DEFAULT_GOAL := help
+# Where python3-venv is missing, what `venv` has made by then is not kept as .venv/bin/python.
+.DELETE_ON_ERROR:
 .PHONY: help system-packages serve gpu test coverage test-long ray fuzz check format demo docs bench-serving bench-operator dist test-dist notes sbom release lock resolve clean
 
 help: ## Show this help

@@ -67,6 +67,18 @@ def test_make_help_shows_whole_lines() -> None:
     assert f"  make bench-serving    {line}\n" in shown
 
 
+def test_an_environment_that_could_not_be_made_is_made_by_the_next_make(tmp_path: Path) -> None:
+    """Debian without python3-venv makes an environment without pip, and fails."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$2" != venv ] || { mkdir -p .venv/bin; touch .venv/bin/python; exit 1; }\n'
+    )
+    python.chmod(0o755)
+    make = ["make", "-f", str(ROOT / "Makefile"), f"PYTHON={python}", ".venv/bin/python"]
+    assert subprocess.run(make, cwd=tmp_path, capture_output=True, check=False).returncode == 2
+    assert not (tmp_path / ".venv/bin/python").exists()
+
+
 def test_the_chart_accepts_every_setting_that_it_does_not_set_itself() -> None:
     schema = json.loads((ROOT / "deploy" / "helm" / "boxcal" / "values.schema.json").read_text())
     accepted = set(schema["properties"]["settings"]["propertyNames"]["enum"])
