@@ -449,4 +449,4 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
 
 def _two_dimensional(scores: Any) -> Any:
     """Give one score for each sample, (N,), as one column (N, 1)."""
-    return scores.reshape(-1, 1) if isinstance(scores, np.ndarray) and scores.ndim == 1 else scores
+    return np.asarray(scores).reshape(-1, 1) if len(getattr(scores, "shape", (0, 0))) == 1 else scores

@@ -230,6 +230,41 @@ def test_data_frames_keep_their_names_and_a_class_outside_a_fold_is_named() -> N
         BoxCalibratedClassifier(LogisticRegression(), "ts").fit(rows[few], y[few])
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_tables_give_the_answers_of_arrays(library: str) -> None:
+    frames: Any = pytest.importorskip(library)
+    rng = np.random.default_rng(0)
+    logits, weights = 4 * rng.normal(size=(300, 3)), rng.uniform(0.5, 2.0, 300)
+    indices = (logits / 2 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    table = frames.DataFrame(dict(zip(CLASSES, logits.T, strict=True)))
+    y, weight = frames.Series(CLASSES[indices]), frames.Series(weights)
+    expected = BoxCalibrator("ts", upper=0.9).fit(logits, CLASSES[indices], weights)
+    calibrator = BoxCalibrator("ts", classes=frames.Series(CLASSES), upper=frames.Series([0.9] * 3))
+    calibrator.fit(table, y, weight)
+    probabilities = calibrator.predict_proba(table[["emu", "cat", "dog"]])
+    assert probabilities.max() == 0.9
+    np.testing.assert_array_equal(probabilities, expected.predict_proba(logits))
+    np.testing.assert_array_equal(calibrator.predict(table), expected.predict(logits))
+    other = frames.DataFrame({"cat": logits[:, 0], "dog": logits[:, 1], "fox": logits[:, 2]})
+    with pytest.raises(ValueError, match="name each column by its class"):
+        BoxCalibrator("ts").fit(other, y)
+    result = fit("ts", table, frames.Series(indices), sample_weight=weight)
+    np.testing.assert_array_equal(result.on_arrays(table), expected.result_.on_arrays(logits))
+    classifier = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(table, y, weight)
+    plain = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(logits, CLASSES[indices], weights)
+    np.testing.assert_array_equal(classifier.predict_proba(table), plain.predict_proba(logits))
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_series_is_one_column_of_scores(library: str) -> None:
+    frames: Any = pytest.importorskip(library)
+    rows, y = samples(2)
+    scores = 2 * rows[:, 0]
+    calibrator = BoxCalibrator("ts").fit(frames.Series(scores), frames.Series(y))
+    expected = BoxCalibrator("ts").fit(scores, y).predict_proba(scores)
+    np.testing.assert_array_equal(calibrator.predict_proba(frames.Series(scores)), expected)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", [LogisticRegression(), GaussianNB()])
 def test_the_classifier_passes_all_of_scikit_learns_checks(model: Any) -> None:
