@@ -49,9 +49,7 @@ class CalibratedArrays:
 class TwoStages:
     """A logit map T and a bound map (a, b): what calibrators on arrays and on tensors share.
 
-    `uniform_share`: of the uniform distribution in a mixture with the softmax of the logits, whose logarithm
-    the logit map reads; 0 for the logits themselves. `classes`: the names of the classes in the order of the
-    columns; None where they are their indices.
+    `classes`: the names of the classes in the order of the columns; None where they are their indices.
     """
 
     method: str
@@ -61,7 +59,6 @@ class TwoStages:
     _: KW_ONLY
     centred: bool = True
     classes: Sequence[str] | None = None
-    uniform_share: float = 0.0
 
     def __post_init__(self) -> None:
         if self.classes is not None:
@@ -95,10 +92,7 @@ class TwoStages:
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         maps = self.logit_map, self.bound_map
-        share = self.uniform_share
-        return artifact.write(
-            *maps, self.spec, centred=self.centred, classes=self.classes, uniform_share=share
-        )
+        return artifact.write(*maps, self.spec, centred=self.centred, classes=self.classes)
 
     @property
     def reads(self) -> Reads:
@@ -124,7 +118,6 @@ class TwoStages:
             "num_classes": self.num_classes,
             "reads": self.reads,
             "parameters": {
-                **({"uniform_share": self.uniform_share} if self.uniform_share else {}),
                 **self.logit_map.describe(),
                 **self.bound_map.describe(),
             },
@@ -133,15 +126,10 @@ class TwoStages:
     @cached_property
     def plain(self) -> TemperatureRows | None:
         """The short way for a temperature and a constant box; None for anything more."""
-        return None if self.uniform_share else temperature_rows(self.logit_map, self.bound_map)
+        return temperature_rows(self.logit_map, self.bound_map)
 
     def mapped(self, scores: Values) -> Values:
         """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""
-        if self.uniform_share:
-            ops: Any = array_ops
-            if not isinstance(scores, np.ndarray):
-                from boxcal.calibrators import tensor_ops as ops  # noqa: PLC0415 - only tensors need torch
-            scores = ops.with_uniform(scores, self.uniform_share)
         # A temperature alone reads no offset; centring would round small differences away, which order ties.
         is_tempered = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
         if not self.centred or self.reads == "features" or is_tempered:

@@ -21,8 +21,9 @@ from boxcal.calibrators.maps.chain import FIRST, SECOND, Chain
 from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.parameters import Array
-from boxcal.calibrators.maps.stack import SHARE, WEIGHTS, Component, Stack
+from boxcal.calibrators.maps.stack import FLOOR, WEIGHTS, Component, Stack
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse, parse_stored
 
 FORMAT = "boxcal-calibrator"
@@ -43,7 +44,6 @@ class Content(NamedTuple):
     centred: bool  # Whether the map of logits reads them less the mean of their row
     # The names of the classes in the order of the columns; None where they are not known
     classes: tuple[str, ...] | None = None
-    uniform_share: float = 0.0
 
 
 def write(
@@ -53,7 +53,6 @@ def write(
     *,
     centred: bool,
     classes: Sequence[str] | None = None,
-    uniform_share: float = 0.0,
 ) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
@@ -64,8 +63,6 @@ def write(
     document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
     if classes is not None:
         document["classes"] = list(classes)
-    if uniform_share:
-        document["uniform_share"] = uniform_share
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
@@ -93,10 +90,8 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    is_centred, share = spec["version"] != AS_GIVEN, spec.get("uniform_share", 0.0)
-    if type(share) not in (int, float) or not 0 <= share < 1:
-        raise ArtifactError(f"the spec's uniform_share is {share!r}")
-    return Content(name, logit_map, bound_map, num_classes, is_centred, _classes(spec, num_classes), share)
+    is_centred, classes = spec["version"] != AS_GIVEN, _classes(spec, num_classes)
+    return Content(name, logit_map, bound_map, num_classes, is_centred, classes)
 
 
 def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
@@ -114,10 +109,15 @@ def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, p
     """Build the logit map; the last of several is second to all before it."""
     if method.components and not method.adjusted:
         return _stack(method.components, tensors, num_classes, part)
-    if not method.adjusted and not method.clipped:
+    if not method.adjusted and not method.clipped and not method.mixed:
         return method.logit_map.restored(tensors, num_classes, part)
-    last: type[LogitMap] = ClassPriorAdjustment if method.adjusted else LogitBounding
-    before = method._replace(adjusted=False) if method.adjusted else method._replace(clipped=False)
+    last: type[LogitMap]
+    if method.adjusted:
+        before, last = method._replace(adjusted=False), ClassPriorAdjustment
+    elif method.clipped:
+        before, last = method._replace(clipped=False), LogitBounding
+    else:
+        before, last = Method(Mixture.name, Mixture), method.logit_map
     first = _logit_map(before, _part(FIRST[:-1], tensors), num_classes, f"{part}.{FIRST[:-1]}")
     second = last.restored(_part(SECOND[:-1], tensors), num_classes, f"{part}.{SECOND[:-1]}")
     return Chain(first, second)
@@ -125,18 +125,15 @@ def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, p
 
 def _stack(names: Sequence[str], tensors: Mapping[str, Array], num_classes: int, part: str) -> Stack:
     """Build a stack of its components, each with the tensors of its place."""
-    components = []
-    for place, name in enumerate(names):
-        one = parse(name)
-        own = _part(str(place), tensors)
-        components.append(
-            Component(name, one.logit_map.restored(own, num_classes, f"{part}.{place}"), one.mixed)
-        )
-    for name, shape in ((WEIGHTS, (len(names),)), (SHARE, ())):
+    components = [
+        Component(name, _logit_map(parse(name), _part(str(place), tensors), num_classes, f"{part}.{place}"))
+        for place, name in enumerate(names)
+    ]
+    for name, shape in ((WEIGHTS, (len(names),)), (FLOOR, ())):
         found = tensors[name].shape if name in tensors else "missing"
         if found != shape:
             raise ArtifactError(f"the tensor {f'{part}.{name}'!r} should have shape {shape}; it is {found}")
-    return Stack(components, tensors[WEIGHTS], tensors[SHARE].item())
+    return Stack(components, tensors[WEIGHTS], tensors[FLOOR].item())
 
 
 def _part(part: str, tensors: Mapping[str, Array]) -> dict[str, Array]:

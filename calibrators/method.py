@@ -15,6 +15,7 @@ from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.per_class import PerClassFunction
 from boxcal.calibrators.maps.stack import Stack, component_names
@@ -27,8 +28,8 @@ BOUND_MAPS: dict[str, type[BoxMap]] = {
 }
 ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` is listed with."""
-MIXED = "mix+"
-"""Before the name of a method that reads a mixture of the probabilities with the uniform distribution."""
+MIXED = f"{Mixture.name}+"
+"""Before the name of a method that reads a `Mixture`."""
 WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "quadratic")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
@@ -46,7 +47,7 @@ class Method(NamedTuple):
     bounds : str
         How the box is learned, a key of `BOUND_MAPS`; empty for no box.
     mixed : bool
-        Whether the logit map reads the logarithm of a mixture of the softmax with the uniform distribution.
+        Whether a `Mixture` precedes the logit map.
     adjusted : bool
         Whether a class prior adjustment, which no fit makes, follows everything before the box.
     components : tuple of str
@@ -157,7 +158,7 @@ def parse_stored(name: str) -> Method:
         return Method(name, Stack, adjusted=fitted != name, components=tuple(components))
     first, _, addition = fitted.partition("+")
     one = logit_maps().get(first)
-    if one is None or one is ClassPriorAdjustment or addition not in ("", *ADDITIONS):
+    if one in (None, ClassPriorAdjustment, Mixture) or addition not in ("", *ADDITIONS):
         return parse(fitted)._replace(name=name, adjusted=fitted != name)
     clipped = addition == LogitBounding.name
     return Method(name, one, clipped, "" if clipped else addition, fitted != name)

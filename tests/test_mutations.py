@@ -49,6 +49,7 @@ CALIBRATION = "app/predict/answers.py"
 SELECTION = "calibrators/fitting/selection.py"
 PENALTIES = "calibrators/fitting/penalty_search.py"
 STACK = "calibrators/maps/stack.py"
+MIXTURE = "calibrators/maps/mixture.py"
 FITS = "app/registry/fits.py"
 ACTIVATIONS = "app/registry/activations.py"
 
@@ -62,6 +63,7 @@ HELD = "tests/app/predict/test_bounds_hold.py::test_bounds_"
 BATCH = "tests/app/predict/test_bounds_hold.py::test_requests_of_one_batch_keep_their_calibrators_and_bounds"
 STORE = "tests/app/registry/test_store.py"
 STACKS = "tests/calibrators/test_stack.py"
+SCORES = "tests/calibrators/test_scores.py"
 HONEST = "tests/calibrators/test_honest_fits.py"
 
 MUTATIONS = [
@@ -204,10 +206,12 @@ MUTATIONS = [
     Mutation(ACTIVATIONS, "_refuse_unexpected(current.version, expected)", "pass", STORE),
     Mutation(ACTIVATIONS, "previous=previous or None", "previous=None", STORE),
     Mutation(
-        SELECTION, "fold_of[:, None] != np.arange(folds)", "fold_of[:, None] > -1 - np.arange(folds)", STACKS
+        SELECTION, "np.where(fold_of == fold, 0.0, counts)", "np.where(fold_of < -fold, 0.0, counts)", STACKS
     ),
-    Mutation(SELECTION, "(left > most) | (mean", "(left > 8) | (mean", STACKS),
-    Mutation(SELECTION, "taken = taking * counts[:, None]", "taken = taking * 1.0", STACKS),
+    Mutation(SELECTION, "len(left) <= most", "len(left) <= 8", STACKS),
+    Mutation(
+        SELECTION, "likelihoods[counts > 0.0], counts[", "likelihoods[counts > 0.0], (counts > 0.0)[", STACKS
+    ),
     Mutation(SELECTION, "start + WORTH", "start + 0.1", STACKS),
     Mutation(
         PENALTIES,
@@ -215,7 +219,8 @@ MUTATIONS = [
         "(sums.sum(axis=1, keepdims=True) + 0 * sums)",
         STACKS,
     ),
-    Mutation(STACK, "if component.mixed:", "if False:", STACKS),
+    Mutation(STACK, "+ p[FLOOR] / self.num_classes", "+ 0.0", STACKS),
+    Mutation(MIXTURE, "scores / p[TEMPERATURE]", "scores", SCORES),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(

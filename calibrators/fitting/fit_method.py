@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators import array_ops
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
@@ -36,6 +35,7 @@ from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.network import NetworkMap
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.temperature import TemperatureScaling
@@ -172,26 +172,17 @@ def fit_checked(
     return FitResult(calibrator, name, nll, certificate, time.perf_counter() - started)
 
 
-def uniform_share(data: ValidationSet) -> float:
-    """Give the share of the uniform distribution in mixtures: what so many samples cannot tell from 0."""
-    return 1.0 / (data.effective + 1.0)
-
-
 def _fit_mixed(name: str, data: ValidationSet, **options: Any) -> FitResult:
-    """Fit a method to `log((1 - e) softmax(g) + e / K)`, e = 1 / (N + 1), in place of the logits g.
-
-    A probability of 0 then counts as what N samples can tell from 0 (as in structured matrix scaling).
-    """
-    share = uniform_share(data)
-    mixed = array_ops.with_uniform(data.logits.astype(np.float64), share)
-    found = fit_checked(name.removeprefix(MIXED), replace(data, logits=mixed), **options)
-    nll, uncalibrated, size = found.nll, mean_nll(data), data.num_classes
-    maps = found.on_arrays.logit_map, found.on_arrays.bound_map
+    """Fit a method to what a mixture makes of the logits."""
+    size = data.num_classes
+    mixture = Mixture.of(data, data.effective)
+    found = fit_checked(name.removeprefix(MIXED), replace(data, logits=mixture(data.scores)), **options)
+    nll, uncalibrated, behind = found.nll, mean_nll(data), found.on_arrays.logit_map
     if nll >= uncalibrated - SAME:
-        nll, share, maps = uncalibrated, 0.0, (parse(name).logit_map(size), ConstantBounds(size))
+        nll, mixture, behind = uncalibrated, Mixture(size), parse(name).logit_map(size)
     return replace(
         found,
-        on_arrays=ArrayCalibrator(name, *maps, size, uniform_share=share),
+        on_arrays=ArrayCalibrator(name, Chain(mixture, behind), ConstantBounds(size), size),
         method=name,
         nll=nll,
         certificate=replace(found.certificate, uncalibrated_nll=uncalibrated),

@@ -30,19 +30,27 @@ class StrengthPath:
     Each begins at that of the strength before it. The temperature of a fold is that of the rows outside it:
     its own rows have no part in what judges them.
 
-    `masks`: of the folds, each (N,). `tick`: called with the fraction done.
+    `masks`: of the folds, each (N,). `tick`: called with the fraction done. `read`: gives the data as a fold
+    reads them, where this is not as they are.
     """
 
     def __init__(
-        self, logit_map: LinearMap, data: ValidationSet, masks: Sequence[Array], tick: Callable[[float], None]
+        self,
+        logit_map: LinearMap,
+        data: ValidationSet,
+        masks: Sequence[Array],
+        tick: Callable[[float], None],
+        read: Callable[[int], ValidationSet] | None = None,
     ) -> None:
         self.strengths, self.masks, self.evaluations = logit_map.strengths, masks, 0
         self._maps = list[LinearMap]()
         self._points = list[list[Array]]()
         self._losses = list[Array]()
-        used = list[ValidationSet]()
-        for inside in masks:
-            used.append(data.rows(~inside))
+        used, unseen = list[ValidationSet](), list[ValidationSet]()
+        for fold, inside in enumerate(masks):
+            own = data if read is None else read(fold)
+            used.append(own.rows(~inside))
+            unseen.append(own.rows(inside))
             self._maps.append(copy(logit_map))
             self._maps[-1].parameters = dict(logit_map.parameters)
             self._maps[-1].prepare(used[-1])
@@ -51,7 +59,6 @@ class StrengthPath:
             objective_of(one, None, rows.scores, rows.labels, rows.weights)
             for one, rows in zip(self._maps, used, strict=True)
         ]
-        unseen = [data.rows(inside) for inside in masks]
         points, totals = [logit_map.starts()[0]] * len(masks), list[float]()
         for strength in self.strengths:
             losses = np.empty(len(data))

@@ -5,9 +5,9 @@ strength of a penalty, the weights of the stack, which components are worth one.
 strengths and weights the fold has not seen either, judges the result without another fit.
 
 With q_im the probability that method m gives to the label of sample i, by a fit that has not seen it, the
-weights maximise `sum_i n_i log sum_m w_m q_im + c log w_best` on the simplex: EM for the proportions of a
-mixture, with a pull of c samples towards the method of the lowest loss. c is chosen, and weights are judged,
-on the folds that did not take part.
+weights maximise `sum_i n_i log sum_m w_m q_im + c log w_best` on the simplex: the proportions of a mixture,
+with a pull of c samples towards the method of the lowest loss. c is chosen, and weights are judged, on the
+folds that did not take part.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-from boxcal.calibrators import array_ops
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import (
     DataWarning,
@@ -33,23 +33,28 @@ from boxcal.calibrators.checks import (
 )
 from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.constant_box import SAME
-from boxcal.calibrators.fitting.fit_method import check_scale, fit_checked, mean_nll, uniform_share
+from boxcal.calibrators.fitting.fit_method import check_scale, fit_checked, mean_nll
 from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.fitting.penalty_search import StrengthPath, fit_linear
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.stack import Component, Stack
-from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
+from boxcal.calibrators.method import MIXED, catalogue, parse
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 MOST, MOST_OF_TWO = 4, 6
 """Components that are kept at most."""
+OF_TWO = ("uncalibrated", "ts", "mix+ts", "ets", "beta", "mix+sms", "mix+quadratic")
+OF_MORE = ("uncalibrated", "ts", "mix+ts", "ets", "mix+vector", "mix+sms")
+"""Components of a stack, the quickest first. With two classes `vector` is `sms`."""
 REGULARISED = {"vector", "sms"}
 """Methods with parameters per class that a penalty keeps near a temperature: classes may be absent."""
 SAMPLES_PER_PARAMETER = 10
@@ -62,11 +67,14 @@ BUDGET_SECONDS = 120.0
 """Processor time for the candidates, unless the caller says otherwise."""
 PULLS = (0.0, 1.0, 4.0, 16.0)
 """Samples that pull towards the best method; which of them is cross-validated."""
-PASSES, STILL = 300, 1e-5
-"""Of EM at most, and the change of every weight at which it ends."""
-WORTH = 1e-4
-"""Nats that the components left out may cost together."""
-SMALLEST = 1e-300
+STEPS, STILL, SHORTEST = 100, 1e-12, 1e-6
+"""Of Newton's method at most, the gain at which it ends, in nats of a sample, and the shortest step."""
+RIDGE, LEAST_WEIGHT = 1e-12, 1e-6
+"""Added to the curvature, relative to its trace: methods may agree. Smaller weights are 0."""
+WORTH, FREE = 1e-4, 1e-6
+"""Nats that the components left out may cost together, and what counts as none."""
+FLOOR_SAMPLES = 0.1
+"""Spread over all classes beside the samples by a stack, so that none is impossible."""
 TOLERANCE = 1e-5
 """Nats below which two cross-validated losses count as equal."""
 
@@ -81,13 +89,8 @@ def candidates(data: ValidationSet) -> list[str]:
     """
     if not shows_errors(data.facts, data.labels):
         return [IdentityMap.name]
-    listed = []
-    here = "of two classes" if data.num_classes == 2 else "of more classes"
-    for name, one in catalogue().items():
-        if "+" in name or one.bounds or one.logit_map.stacked not in ("always", here):
-            continue
-        if not one.is_per_class or _has_enough(name, data):
-            listed += [name, *([MIXED + name] if name in WITH_MIXTURE else [])]
+    here = OF_TWO if data.num_classes == 2 else OF_MORE
+    listed = [name for name in here if not parse(name).is_per_class or _has_enough(name, data)]
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
@@ -106,7 +109,7 @@ def _besides(data: ValidationSet) -> set[str]:
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
-    K, count = data.num_classes, data.effective
+    K, count, name = data.num_classes, data.effective, name.removeprefix(MIXED)
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
@@ -132,30 +135,41 @@ class _Folds:
 
     def __init__(self, data: ValidationSet, masks: Sequence[Mask], seed: int) -> None:
         self.data, self.masks, self.seed = data, masks, seed
-        self.share = uniform_share(data)
+        self.floor = FLOOR_SAMPLES / (data.effective + 1.0)
         self._known: list[dict[str, Fitted]] = [{} for _ in (*masks, data)]
 
     @cached_property
-    def mixed(self) -> ValidationSet:
-        """The samples with mixtures of the softmax and the uniform distribution in place of the logits."""
-        wide = self.data.logits.astype(np.float64)
-        return replace(self.data, logits=array_ops.with_uniform(wide, self.share))
+    def _used(self) -> list[ValidationSet]:
+        """The samples of the fits of each fold, and all."""
+        return [*(self.data.rows(~inside) for inside in self.masks), self.data]
 
     @cached_property
-    def _used(self) -> list[ValidationSet]:
-        return [self.data.rows(~inside) for inside in self.masks]
+    def _mixtures(self) -> list[Mixture]:
+        return [Mixture.of(used, self.data.effective) for used in self._used]
+
+    def _read(self, place: int) -> ValidationSet:
+        """Give all samples with what the mixture of a fold makes of the logits."""
+        return replace(self.data, logits=self._mixtures[place](self.data.scores))
+
+    def floored(self, losses: Floats) -> Floats:
+        """Give losses, nats, of probabilities in which the uniform distribution has the share `floor`."""
+        lowest = self.floor / self.data.num_classes
+        return -np.log((1.0 - self.floor) * np.exp(-losses) + lowest)
 
     def fit(self, name: str, tick: Callable[[float], None]) -> CrossFitted:
         """Cross-fit a candidate."""
-        method = parse(name)
-        data = self.mixed if method.mixed else self.data
+        method, data = parse(name), self.data
         if issubclass(method.logit_map, LinearMap) and len(data) >= 2 * FOLDS:
-            path = StrengthPath(method.logit_map(data.num_classes), data, self.masks, tick)
-            return CrossFitted(path.losses(), [self._calibrator(name, one) for one in path.maps()], path)
+            read = self._read if method.mixed else None
+            path = StrengthPath(method.logit_map(data.num_classes), data, self.masks, tick, read)
+            found = enumerate(path.maps())
+            return CrossFitted(
+                path.losses(), [self._calibrator(name, one, place) for place, one in found], path
+            )
         losses, folds = np.empty(len(data)), list[ArrayCalibrator]()
         for place, inside in enumerate(self.masks):
-            used = data.rows(~inside) if method.mixed else self._used[place]
-            folds.append(self._calibrator(name, self._map(name, used, place)))
+            used = self._read(place).rows(~inside) if method.mixed else self._used[place]
+            folds.append(self._calibrator(name, self._map(name, used, place), place))
             unseen = self.data.rows(inside)
             p = folds[-1](folds[-1].source(unseen))
             own = np.take_along_axis(p, unseen.labels[:, None], axis=1)[:, 0]
@@ -165,16 +179,18 @@ class _Folds:
 
     def component(self, name: str, found: CrossFitted) -> Component:
         """Fit a candidate to all samples."""
-        method = parse(name)
-        data = self.mixed if method.mixed else self.data
+        method, everything = parse(name), len(self.masks)
+        data = self._read(everything) if method.mixed else self.data
         if found.path is None:
-            return Component(name, self._map(name, data, len(self.masks)), method.mixed)
+            one = self._map(name, data, everything)
+            return Component(name, self._calibrator(name, one, everything).logit_map)
         logit_map: Any = method.logit_map(data.num_classes)
         logit_map.prepare(data)
         minimum = fit_linear(
             logit_map, data, seed=self.seed, thorough=False, tick=lambda done: None, path=found.path
         )
-        return Component(name, logit_map.moved(minimum.coordinates), method.mixed)
+        one = logit_map.moved(minimum.coordinates)
+        return Component(name, self._calibrator(name, one, everything).logit_map)
 
     def _map(self, name: str, data: ValidationSet, place: int) -> LogitMap:
         """Fit the map of a method without a penalty's strength."""
@@ -183,16 +199,19 @@ class _Folds:
         base = name.removeprefix(MIXED)
         return fit_checked(base, data, seed=self.seed, thorough=False, known=known).on_arrays.logit_map
 
-    def _calibrator(self, name: str, logit_map: LogitMap) -> ArrayCalibrator:
-        K, share = self.data.num_classes, self.share if parse(name).mixed else 0.0
-        return ArrayCalibrator(name, logit_map, ConstantBounds(K), K, uniform_share=share)
+    def _calibrator(self, name: str, logit_map: LogitMap, place: int) -> ArrayCalibrator:
+        """Give the calibrator of a map, behind the mixture of its fold if it has one."""
+        first = self._mixtures[place] if parse(name).mixed else None
+        K = self.data.num_classes
+        return ArrayCalibrator(name, Chain(first, logit_map) if first else logit_map, ConstantBounds(K), K)
 
     def stack(self, components: Sequence[Component], weights: Floats) -> ArrayCalibrator:
-        """Give the calibrator of components, or of the only one."""
-        if len(components) == 1:
-            return self._calibrator(components[0].method, components[0].logit_map)
-        one = Stack(components, weights / weights.sum(), self.share)
-        return ArrayCalibrator(one.method, one, ConstantBounds(one.num_classes), one.num_classes)
+        """Give the calibrator of components, or of the only one where this needs no floor."""
+        name, one = components[0]
+        if _is_stack([component.method for component in components]):
+            one = Stack(components, weights / weights.sum(), self.floor)
+            name = one.method
+        return ArrayCalibrator(name, one, ConstantBounds(one.num_classes), one.num_classes)
 
 
 def choose(
@@ -219,7 +238,7 @@ def choose(
             continue
 
         def tick(done: float, place: int = place, name: str = name) -> None:
-            report(0.8 * (place + done) / len(names), f"cross-validating {name}")
+            report(min(0.8, 0.8 * (place + done) / len(names)), f"cross-validating {name}")
 
         tick(0.0)
         found[name] = folds.fit(name, tick)
@@ -255,7 +274,7 @@ def choose(
     def fitting(fraction: float, stage: str) -> None:
         report(0.8 + 0.2 * fraction, stage)
 
-    if len(decision.weights) > 1:
+    if _is_stack(list(decision.weights)):
         result = _stacked(data, folds, found, decision, fitting)
         if result is not None:
             choice["chosen"] = result.method
@@ -304,6 +323,12 @@ def _stacked(
     return FitResult(calibrator, calibrator.method, nll, certificate, 0.0)
 
 
+def _is_stack(names: Sequence[str]) -> bool:
+    """Whether methods become a stack: several, or one with parameters of each class's own, for its floor."""
+    first = parse(names[0])
+    return len(names) > 1 or (first.is_per_class and first.logit_map.reads == "logits")
+
+
 @dataclass(frozen=True)
 class _Decision:
     """What the losses on unseen rows say."""
@@ -334,7 +359,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
     stacked = [name for name in found if parse(name).logit_map.reads == "logits"]
     others = sorted(found.keys() - stacked, key=means.__getitem__)
     weights = stack_weights(
-        np.stack([found[name].losses for name in stacked], axis=1),
+        folds.floored(np.stack([found[name].losses for name in stacked], axis=1)),
         np.argmax(folds.masks, axis=0),
         counts,
         MOST_OF_TWO if data.num_classes == 2 else MOST,
@@ -379,7 +404,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         shares = (
             used if used.keys() & set(others) else {name: share for name, share in own.items() if share > 0}
         )
-        parts = [Component(name, found[name].folds[fold].logit_map, parse(name).mixed) for name in shares]
+        parts = [Component(name, found[name].folds[fold].logit_map) for name in shares]
         unseen.append((inside, folds.stack(parts, np.array(list(shares.values())))))
     chosen = next(iter(used)) if len(used) == 1 else "stack"
     return _Decision(chosen, used, means, gain, error, why, weights.pull, tuple(unseen))
@@ -411,68 +436,80 @@ def stack_weights(losses: Floats, fold_of: NDArray[Any], counts: Floats, most: i
     `losses`: (N, M), of M methods on samples that they have not seen, in nats. `fold_of`: (N,), from 0.
     `counts`: (N,), how much each sample counts.
     """
-    folds = int(fold_of.max()) + 1
-    likelihoods = np.maximum(np.exp(-losses), SMALLEST)
+    likelihoods, folds = np.exp(-losses), int(fold_of.max()) + 1
     # A problem for each fold, without its rows, and a last one with all.
-    taking = np.append(fold_of[:, None] != np.arange(folds), np.ones((len(losses), 1), bool), axis=1)
-    taken = taking * counts[:, None]
-    best = (taken.T @ losses).argmin(axis=1)
-    towards = np.eye(losses.shape[1])[best].T
-    found = [_em(likelihoods, taken, pull * towards, np.ones_like(towards)) for pull in PULLS]
-    scores = np.array([_fold_losses(likelihoods, one[:, :folds], fold_of, counts) for one in found])
+    taken = [*(np.where(fold_of == fold, 0.0, counts) for fold in range(folds)), counts]
+    found = np.array([[mixing_weights(likelihoods, one, pull) for one in taken] for pull in PULLS])
+    own = np.einsum("nm,pnm->pn", likelihoods, found[:, fold_of])
+    scores = np.array([np.bincount(fold_of, weights=counts * -np.log(one)) for one in own])
     chosen = np.append(
         (scores.sum(axis=1, keepdims=True) - scores).argmin(axis=0), scores.sum(axis=1).argmin()
     )
-    weights = np.stack([found[index][:, place] for place, index in enumerate(chosen)], axis=1)
-    weights = _pruned(likelihoods, taken, np.array(PULLS)[chosen] * towards, weights, most)
-    return StackWeights(
-        weights[:, folds],
-        weights[:, :folds].T,
-        PULLS[chosen[folds]],
-        -np.log((likelihoods * weights[:, fold_of].T).sum(axis=1)),
+    weights = np.array(
+        [
+            _pruned(likelihoods, taken[place], PULLS[index], found[index, place], most)
+            for place, index in enumerate(chosen)
+        ]
     )
+    unseen = -np.log((likelihoods * weights[fold_of]).sum(axis=1))
+    return StackWeights(weights[folds], weights[:folds], PULLS[chosen[folds]], unseen)
 
 
-def _em(likelihoods: Floats, counts: Floats, pulls: Floats, weights: Floats) -> Floats:
-    """Maximise over the weights (M, P) of P problems at once, from those given; a weight of 0 stays."""
-    weights = weights / weights.sum(axis=0)
-    totals = counts.sum(axis=0) + pulls.sum(axis=0)
-    for _ in range(PASSES):
-        shares = counts / np.maximum(likelihoods @ weights, SMALLEST)
-        moved = (weights * (likelihoods.T @ shares) + pulls) / totals
-        change = np.abs(moved - weights).max()
-        weights = moved
-        if change < STILL:
+def mixing_weights(likelihoods: Floats, counts: Floats, pull: float) -> Floats:
+    """Maximise `sum_i n_i log (q_i w) + pull log w_best` over w on the simplex (M,).
+
+    `likelihoods`: q (N, M), above 0. `counts`: n (N,). `best` is the method of the lowest loss.
+
+    The problem is that over w >= 0 with the term `-(sum n + pull) sum w`. Newton's steps are quadratic
+    programs over w >= 0, solved as non-negative least squares, with a line search (Kim, Carbonetto, Stephens
+    and Anitescu 2020): ten of them find which weights are 0 exactly.
+    """
+    q, n = likelihoods[counts > 0.0], counts[counts > 0.0]
+    towards = np.zeros(q.shape[1])
+    towards[(n @ np.log(q)).argmax()] = pull
+    total = n.sum() + pull
+
+    def value(w: Floats) -> float:
+        pulled = towards > 0.0
+        return float(n @ np.log(q @ w) + towards[pulled] @ np.log(w[pulled]) - total * w.sum())
+
+    w = np.full(q.shape[1], 1.0 / q.shape[1])
+    reached = value(w)
+    for _ in range(STEPS):
+        ratios = q / (q @ w)[:, None]
+        drawn = np.divide(towards, w, out=np.zeros_like(w), where=towards > 0.0)
+        slope = n @ ratios + drawn - total
+        curvature = ratios.T @ (n[:, None] * ratios) + np.diag(
+            np.divide(drawn, w, out=0.0 * w, where=w > 0.0)
+        )
+        curvature += RIDGE * np.trace(curvature) * np.eye(len(w))
+        root = np.linalg.cholesky(curvature)
+        step = nnls(root.T, np.linalg.solve(root, curvature @ w + slope))[0] - w
+        gain, length = float(slope @ step), 1.0
+        if gain < STILL * total:
             break
-    found: Floats = weights / weights.sum(axis=0)
-    return found
+        with np.errstate(divide="ignore", invalid="ignore"):  # a step to where nothing is left: not above
+            while length > SHORTEST and not value(w + length * step) >= reached + 1e-4 * length * gain:
+                length /= 2.0
+        w = w + length * step
+        reached = value(w)
+    found = np.where(w < LEAST_WEIGHT, 0.0, w)
+    return np.asarray(found / found.sum())
 
 
-def _fold_losses(likelihoods: Floats, weights: Floats, fold_of: NDArray[Any], counts: Floats) -> Floats:
-    """Sum, for each fold, the losses under the weights (M, F) that were found without it."""
-    own = (likelihoods * weights[:, fold_of].T).sum(axis=1)
-    losses = counts * -np.log(np.maximum(own, SMALLEST))
-    return np.bincount(fold_of, weights=losses).astype(np.float64)
-
-
-def _pruned(likelihoods: Floats, counts: Floats, pulls: Floats, weights: Floats, most: int) -> Floats:
+def _pruned(likelihoods: Floats, counts: Floats, pull: float, weights: Floats, most: int) -> Floats:
     """Leave out the smallest weights while this costs little, and where there are more than `most`."""
 
-    def mean_losses(weights: Floats) -> Any:
-        logs = -np.log(np.maximum(likelihoods @ weights, SMALLEST))
-        return (counts * logs).sum(axis=0) / counts.sum(axis=0)
+    def mean_loss(weights: Floats) -> float:
+        return float(counts @ -np.log(likelihoods @ weights) / counts.sum())
 
-    start, going = mean_losses(weights), np.ones(weights.shape[1], bool)
-    places = np.arange(weights.shape[1])
-    for _ in range(len(weights) - 1):
-        left = (weights > 0).sum(axis=0)
-        smallest = np.where(weights > 0, weights, np.inf).argmin(axis=0)
-        tried, pulled = weights.copy(), pulls.copy()
-        tried[smallest, places] = np.where(going & (left > 1), 0.0, tried[smallest, places])
-        pulled[tried == 0.0] = 0.0
-        tried = _em(likelihoods, counts, pulled, tried)
-        going &= (left > 1) & ((left > most) | (mean_losses(tried) < start + WORTH))
-        if not going.any():
+    start = mean_loss(weights)
+    while (left := np.flatnonzero(weights)).size > 1:
+        fewer = left[left != left[weights[left].argmin()]]
+        tried = np.zeros_like(weights)
+        tried[fewer] = mixing_weights(likelihoods[:, fewer], counts, pull)
+        # Also where more has been spent already, because there were too many: one that costs nothing goes.
+        if len(left) <= most and mean_loss(tried) >= max(start + WORTH, mean_loss(weights) + FREE):
             break
-        weights, pulls = np.where(going, tried, weights), np.where(going, pulled, pulls)
+        weights = tried
     return weights

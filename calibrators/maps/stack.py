@@ -16,33 +16,32 @@ import numpy as np
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.parameters import Array, Parameters, Values
 
-WEIGHTS, SHARE = "stack_weights", "stack_share"
+WEIGHTS, FLOOR = "stack_weights", "stack_floor"
 OPENING, CLOSING, BETWEEN = "stack(", ")", ","
 
 
 class Component(NamedTuple):
-    """One of the mixed methods; `mixed` as the prefix `mix+` of its name says."""
+    """One of the mixed methods."""
 
     method: str
     logit_map: LogitMap
-    mixed: bool
 
 
 class Stack(LogitMap):
-    """`T(g) = log sum_m w_m softmax(T_m(g))`, w on the simplex.
+    """`T(g) = log((1 - e) sum_m w_m softmax(T_m(g)) + e / K)`, w on the simplex.
 
-    A component that is `mixed` reads `log((1 - e) softmax(g) + e / K)` in place of g, e the same for all.
+    e, the `floor`, keeps the loss of a sample that no component expects finite.
     """
 
     is_listed = False
     normalises = True
 
     def __init__(
-        self, components: Sequence[Component], weights: Sequence[float] | Array, share: float
+        self, components: Sequence[Component], weights: Sequence[float] | Array, floor: float
     ) -> None:
         self.num_classes, self.components = components[0].logit_map.num_classes, tuple(components)
         self.name = self.method  # type: ignore[misc]
-        self._own = {WEIGHTS: np.array(weights, np.float64), SHARE: np.array(share, np.float64)}
+        self._own = {WEIGHTS: np.array(weights, np.float64), FLOOR: np.array(floor, np.float64)}
 
     @property
     def method(self) -> str:
@@ -51,38 +50,32 @@ class Stack(LogitMap):
 
     @property
     def parameters(self) -> dict[str, Array]:  # type: ignore[override]
-        """The weights, the share e, and what each component has, by its place."""
+        """The weights, the floor e, and what each component has, by its place."""
         found = dict(self._own)
         for place, component in enumerate(self.components):
             found |= {f"{place}.{name}": value for name, value in component.logit_map.parameters.items()}
         return found
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
-        """Mix what the components make of (N, K) logits, and return the log, exactly however small it is."""
-        weights, share, mixed = p[WEIGHTS], p[SHARE], None
+        """Mix what the components make of (N, K) logits, and return the log."""
         parts = []
         for place, component in enumerate(self.components):
-            source = scores
-            if component.mixed:
-                mixed = ops.centred(ops.with_uniform(scores, share)) if mixed is None else mixed
-                source = mixed
             own = {
                 name.removeprefix(f"{place}."): value
                 for name, value in p.items()
                 if name.startswith(f"{place}.")
             }
-            parts.append(ops.log_softmax(component.logit_map.formula(ops, own, source)))
-        logs = ops.stack(parts)
-        anchor = ops.amax(logs, 0)
-        return anchor + ops.log((weights[:, None, None] * ops.exp(logs - anchor)).sum(0))
+            parts.append(ops.softmax(component.logit_map.formula(ops, own, scores)))
+        mixed = (p[WEIGHTS][:, None, None] * ops.stack(parts)).sum(0)
+        return ops.log((1.0 - p[FLOOR]) * mixed + p[FLOOR] / self.num_classes)
 
     def invalid_reason(self) -> str | None:
-        """Say so if the weights do not add up to 1, the share is none, or a component is invalid."""
-        weights, share = self._own[WEIGHTS], self._own[SHARE].item()
+        """Say so if the weights do not add up to 1, the floor is none, or a component is invalid."""
+        weights, floor = self._own[WEIGHTS], self._own[FLOOR].item()
         if weights.min() < 0.0 or not math.isclose(weights.sum(), 1.0, abs_tol=1e-9):
             return f"the stack's weights must be non-negative and sum to 1; they are {weights.tolist()}"
-        if not 0.0 <= share < 1.0:
-            return f"the stack's share is {share!r}"
+        if not 0.0 < floor < 1.0:
+            return f"the stack's floor is {floor!r}"
         return next((why for one in self.components if (why := one.logit_map.invalid_reason())), None)
 
     def describe(self) -> dict[str, Any]:
@@ -91,8 +84,7 @@ class Stack(LogitMap):
             {"method": one.method, "weight": weight, **one.logit_map.describe()}
             for one, weight in zip(self.components, self._own[WEIGHTS].tolist(), strict=True)
         ]
-        has_mixed = any(one.mixed for one in self.components)
-        return {"components": parts, **({"uniform_share": self._own[SHARE].item()} if has_mixed else {})}
+        return {"components": parts, "floor": self._own[FLOOR].item()}
 
 
 def component_names(method: str) -> list[str]:

@@ -13,7 +13,11 @@ from boxcal import BoxCalibrator, Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.maps.chain import Chain
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.stack import component_names
+from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.scores import ScoreLook, as_logits, two_columns
 from tests.calibrators.samples import drawn, softmax
 
@@ -139,17 +143,35 @@ LOGITS, _ = as_logits(PROBABILITIES, "probabilities")
 
 def test_the_map_reads_the_mixture() -> None:
     """With the temperature 2 and the share .1, a probability of 0 of three counts as .1 / 3."""
-    stored = fit("mix+ts", LOGITS, LABELS).calibrator
-    calibrator = Calibrator("mix+ts", stored.logit_map, stored.bound_map, 3, uniform_share=0.1)
-    powers = np.array([0.1 / 3, 0.9 * 0.25 + 0.1 / 3, 0.9 * 0.75 + 0.1 / 3])
-    powers = powers ** (1 / stored.spec["parameters"]["temperature"])
+    mixture = Mixture(3, {"mixture_temperature": 2.0, "mixture_share": 0.1})
+    both = Chain(mixture, TemperatureScaling(3, {"temperature": 0.5}))
+    calibrator = Calibrator("mix+ts", both, ConstantBounds(3), 3)
+    tempered = np.sqrt([0.0, 0.25, 0.75])
+    powers = (0.9 * tempered / tempered.sum() + 0.1 / 3) ** 2
     row, _ = as_logits(np.array([[0.0, 0.25, 0.75]]), "probabilities")
     expected = (powers / powers.sum())[None]
-    np.testing.assert_allclose(calibrator(torch.from_numpy(row)).numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(calibrator(torch.from_numpy(row)).numpy(), expected, rtol=1e-12, atol=1e-15)
     on_arrays = ArrayCalibrator.from_bytes(calibrator.to_bytes())
-    np.testing.assert_allclose(on_arrays(row), expected, rtol=1e-12)
-    assert on_arrays.spec["parameters"]["uniform_share"] == 0.1
-    assert calibrator.adjusted(np.zeros(3)).uniform_share == 0.1
+    np.testing.assert_allclose(on_arrays(row), expected, rtol=1e-12, atol=1e-15)
+    assert on_arrays.spec["parameters"] == {
+        "mixture_temperature": 2.0,
+        "mixture_share": 0.1,
+        "temperature": 0.5,
+        "lower": 0.0,
+        "upper": 1.0,
+    }
+    adjusted = ArrayCalibrator.from_bytes(on_arrays.adjusted(np.zeros(3)).to_bytes())
+    np.testing.assert_allclose(adjusted(row), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_the_mixture_has_the_temperature_of_ts() -> None:
+    """An overconfident network keeps its differences: only what N samples cannot tell from 0 is cut off."""
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(4000, 3))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    parameters = fit("mix+sms", 50.0 * logits, labels).calibrator.spec["parameters"]
+    assert parameters["mixture_temperature"] == pytest.approx(50.0, rel=0.05)
+    assert parameters["mixture_share"] == 1 / 4001
 
 
 @pytest.mark.parametrize("method", ["ts", "vector", "sms"])
@@ -157,7 +179,6 @@ def test_it_is_better_where_true_classes_have_probability_0(method: str) -> None
     later, truth = votes(seed=1)
     rows, _ = as_logits(later, "probabilities")
     plain, mixed = (fit(name, LOGITS, LABELS) for name in (method, f"mix+{method}"))
-    assert mixed.calibrator.uniform_share == 1 / 1501
     assert nll(mixed.calibrator, rows, truth) < nll(plain.calibrator, rows, truth) - 0.05
 
 
@@ -170,3 +191,11 @@ def test_auto_takes_the_mixture_where_there_are_zeros() -> None:
 def test_where_nothing_is_gained_nothing_is_mixed() -> None:
     found = fit("mix+ts", *drawn(500, 3, temperature=1.0))
     assert found.nll <= found.certificate.uncalibrated_nll
+
+
+def test_a_mixture_that_gains_nothing_leaves_the_logits_as_they_are() -> None:
+    logits = np.log([[0.7, 0.3], [0.3, 0.7]] * 10)
+    found = fit("mix+ts", logits, np.array([0, 1] * 7 + [1, 0] * 3))
+    assert found.nll == found.certificate.uncalibrated_nll
+    assert found.calibrator.spec["parameters"]["mixture_share"] == 0.0
+    np.testing.assert_allclose(found.on_arrays(logits), np.exp(logits), rtol=0, atol=1e-15)
