@@ -68,7 +68,8 @@ class StrengthPath:
                     objectives[fold], points[fold], None, iterations=50, tolerance=1e-6
                 )
                 self.evaluations += count
-                losses[masks[fold]] = _losses(one.moved(points[fold]), unseen[fold])
+                rows = unseen[fold]
+                losses[masks[fold]] = map_losses(one.moved(points[fold]), rows.scores, rows.labels)
             self._points.append(list(points))
             self._losses.append(losses)
             totals.append(float(weights @ losses))
@@ -99,10 +100,10 @@ class StrengthPath:
         return [one.moved(self._points[index][fold]) for one, index, fold in chosen]
 
 
-def _losses(logit_map: LogitMap, data: ValidationSet) -> Array:
-    """Give the loss (N,) of rows of logits behind a map."""
-    log_p = log_softmax(logit_map(data.scores))
-    own: Array = -np.take_along_axis(log_p, data.labels[:, None], axis=1)[:, 0]
+def map_losses(logit_map: LogitMap, source: Array, labels: Array) -> Array:
+    """Give the loss (N,) of rows behind a map, without bounds; `source`: what it reads."""
+    log_p = log_softmax(logit_map(source))
+    own: Array = -np.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
     return own
 
 

@@ -35,7 +35,7 @@ from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.constant_box import SAME
 from boxcal.calibrators.fitting.fit_method import check_scale, fit_checked, mean_nll
 from boxcal.calibrators.fitting.fitted_method import Fitted
-from boxcal.calibrators.fitting.penalty_search import StrengthPath, fit_linear
+from boxcal.calibrators.fitting.penalty_search import StrengthPath, fit_linear, map_losses
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import LogitMap
@@ -171,9 +171,7 @@ class _Folds:
             used = self._read(place).rows(~inside) if method.mixed else self._used[place]
             folds.append(self._calibrator(name, self._map(name, used, place), place))
             unseen = self.data.rows(inside)
-            p = folds[-1](folds[-1].source(unseen))
-            own = np.take_along_axis(p, unseen.labels[:, None], axis=1)[:, 0]
-            losses[inside] = -np.log(np.maximum(own, np.finfo(np.float64).tiny))
+            losses[inside] = map_losses(folds[-1].logit_map, folds[-1].source(unseen), unseen.labels)
             tick((place + 1) / len(self.masks))
         return CrossFitted(losses, folds)
 
@@ -280,6 +278,8 @@ def choose(
             choice["chosen"] = result.method
             return replace(result, choice=choice, unseen=decision.unseen, warnings=warnings)
         choice |= {"chosen": IdentityMap.name, "why": f"{decision.why}; but all samples together say no"}
+        for row in candidates_tried:
+            row["weight"] = float(row["method"] == IdentityMap.name)
         decision = replace(decision, chosen=IdentityMap.name, unseen=())
     result = fit_checked(decision.chosen, data, seed=seed, progress=fitting)
     return replace(result, choice=choice, unseen=decision.unseen, warnings=warnings)
@@ -396,7 +396,8 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
     else:
         why = (
             f"a mixture of {shown} is {gain:.4f} ± {error:.4f} nats below the unchanged logits on unseen"
-            f" folds; `{best}`, the best method alone, {behind:+.4f} ± {behind_error:.4f} above it"
+            f" folds; `{best}`, the best method alone, is {abs(behind):.4f} ± {behind_error:.4f}"
+            f" {'above' if behind >= 0 else 'below'} it"
         )
     unseen = []
     for fold, inside in enumerate(folds.masks):
