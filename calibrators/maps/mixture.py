@@ -11,7 +11,7 @@ import numpy as np
 from boxcal.calibrators import array_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.parameters import Parameters, Shapes, Values
+from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import best_temperature
 from boxcal.calibrators.threads import block_rows, over_blocks
 
@@ -52,6 +52,20 @@ class Mixture(LogitMap):
         if not self.share:
             return scores
         return ops.centred(ops.with_uniform(scores / p[TEMPERATURE], p[SHARE]))
+
+    def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
+        """With s the softmax and q = (1 - e) s / ((1 - e) s + e / K): dT_k = q_k (dx_k - s.dx), x = g / T."""
+
+        def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
+            if not through or not self.share:
+                return {}, by_mapped if through else None
+            tempered = array_ops.softmax(scores / p[TEMPERATURE])
+            kept = (1.0 - self.share) * tempered
+            by_log = by_mapped - by_mapped.mean(axis=1, keepdims=True)
+            by_log *= kept / (kept + self.share / self.num_classes)
+            return {}, (by_log - tempered * by_log.sum(axis=1, keepdims=True)) / p[TEMPERATURE]
+
+        return self.formula(array_ops, p, scores), back
 
     def invalid_reason(self) -> str | None:
         """Say so if the share is none."""

@@ -12,6 +12,8 @@ CLASSES, FEATURES, PLACES = 12, 6, 9
 NUMBERS: dict[str, Any] = {
     "temperature": 1.7,
     "adjustment_temperature": 0.6,
+    "mixture_temperature": 1.4,
+    "mixture_share": 0.05,
     "mixture_weights": [0.5, 0.3, 0.2],
     "logit_lower": -0.3,
     "logit_upper": -0.1,

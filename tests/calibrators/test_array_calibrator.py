@@ -18,6 +18,7 @@ from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.method import BOUND_MAPS, catalogue, methods, parse_stored
 from tests.calibrators.filled_maps import filled
 
@@ -30,6 +31,8 @@ STORED = ("ts+em", "matrix+pb-mlp+bias", "histogram", "vector+pb", "sms+lb", "fc
 def made(name: str, num_classes: int) -> Calibrator:
     method = parse_stored(name)
     logit_map = filled(method.logit_map, classes=num_classes)
+    if method.mixed:
+        logit_map = Chain(filled(Mixture, classes=num_classes), logit_map)
     for last, wanted in ((LogitBounding, method.clipped), (ClassPriorAdjustment, method.adjusted)):
         if wanted:
             logit_map = Chain(logit_map, filled(last, classes=num_classes))
