@@ -45,16 +45,13 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.stack import Component, Stack
-from boxcal.calibrators.method import MIXED, catalogue, parse
+from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
 
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 MOST, MOST_OF_TWO = 4, 6
 """Components that are kept at most."""
-OF_TWO = ("uncalibrated", "ts", "mix+ts", "ets", "beta", "mix+sms", "mix+quadratic")
-OF_MORE = ("uncalibrated", "ts", "mix+ts", "ets", "mix+vector", "mix+sms")
-"""Components of a stack, the quickest first. With two classes `vector` is `sms`."""
 REGULARISED = {"vector", "sms"}
 """Methods with parameters per class that a penalty keeps near a temperature: classes may be absent."""
 SAMPLES_PER_PARAMETER = 10
@@ -89,8 +86,16 @@ def candidates(data: ValidationSet) -> list[str]:
     """
     if not shows_errors(data.facts, data.labels):
         return [IdentityMap.name]
-    here = OF_TWO if data.num_classes == 2 else OF_MORE
-    listed = [name for name in here if not parse(name).is_per_class or _has_enough(name, data)]
+    listed = []
+    here = "of two classes" if data.num_classes == 2 else "of more classes"
+    for name, one in catalogue().items():
+        if "+" in name or one.bounds or one.logit_map.stacked not in ("always", here):
+            continue
+        if one.is_per_class and not _has_enough(name, data):
+            continue
+        mixed = [MIXED + name] if name in WITH_MIXTURE else []
+        # Parameters per class only behind the mixture: no worse without zeros, and half the time.
+        listed += mixed if mixed and one.is_per_class else [name, *mixed]
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
@@ -109,7 +114,7 @@ def _besides(data: ValidationSet) -> set[str]:
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
-    K, count, name = data.num_classes, data.effective, name.removeprefix(MIXED)
+    K, count = data.num_classes, data.effective
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:

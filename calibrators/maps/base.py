@@ -35,6 +35,9 @@ class LogitMap(Map):
     contains_ts: bool = False
     """Whether the map can be `ts`; its fit then begins there, and is never above it."""
 
+    stacked: Literal["never", "of two classes", "of more classes", "always"] = "never"
+    """Where `auto` takes it as a component of a stack."""
+
     normalises: bool = False
     """Whether its answers are log probabilities: as `ts`, but for a number added to each row."""
 

@@ -22,6 +22,7 @@ class BetaCalibration(LogitMap):
     """`T(g)_k = log sigmoid(a_k log p_k - b_k log(1 - p_k) + c_k)` with p = softmax(g) and a, b >= 0."""
 
     name = "beta"
+    stacked = "of two classes"
     shapes: ClassVar[Shapes] = {"log_weights": ("K",), "complement_weights": ("K",), "offsets": ("K",)}
 
     def fresh(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ class EnsembleTemperatureScaling(LogitMap):
     """`T(g) = log(w1 softmax(g / temperature) + w2 softmax(g) + w3 / K)`, weights on the simplex."""
 
     name = "ets"
+    stacked = "always"
     shapes: ClassVar[Shapes] = {"temperature": (), "mixture_weights": (3,)}
     positive = ("temperature",)
     combines = True

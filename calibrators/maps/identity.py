@@ -16,6 +16,7 @@ class IdentityMap(RowTemperature):
     """`T(g) = g`: the logits unchanged."""
 
     name = "uncalibrated"
+    stacked = "always"
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
         """Return (N, K) logits as they are."""

@@ -100,6 +100,7 @@ class VectorScaling(LinearMap):
     """
 
     name = "vector"
+    stacked = "of more classes"  # of two, `sms` is the same map
     shapes: ClassVar[Shapes] = {"temperature": (), "factors": ("K",), "offsets": ("K",)}
     strengths = tuple(10.0**power for power in range(2, -5, -1))
     matrix, offset = "factors", "offsets"
@@ -175,6 +176,7 @@ class StructuredMatrixScaling(MatrixScaling):
     """
 
     name = "sms"
+    stacked = "always"
     strengths = (1.0, 0.1, 0.01)
 
     def ridge(self, strength: float, samples: float) -> Ridge:

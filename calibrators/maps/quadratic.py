@@ -18,6 +18,7 @@ class QuadraticScaling(TemperedMap):
     """
 
     name = "quadratic"
+    stacked = "of two classes"
     shapes: ClassVar[Shapes] = {"temperature": (), "factor": (), "squares": ("K",), "offsets": ("K",)}
 
     def fresh(self) -> dict[str, Any]:

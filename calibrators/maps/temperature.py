@@ -35,6 +35,7 @@ class TemperatureScaling(RowTemperature):
     """`T(g) = g / temperature`: above 1 it softens overconfident predictions, below 1 it sharpens them."""
 
     name = "ts"
+    stacked = "always"
     shapes: ClassVar[Shapes] = {"temperature": ()}
     positive = ("temperature",)
     combines = True

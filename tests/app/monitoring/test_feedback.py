@@ -126,7 +126,7 @@ def test_a_table_of_30_mb_is_read_in_pieces(client: httpx.Client, is_accepted: b
     assert counts(answer.json()) == {"accepted" if is_accepted else "malformed": 50_000}
     assert memory_peak() - before <= 8 * len(content)
     PAUSES.settle()
-    assert PAUSES.longest <= 0.05
+    assert PAUSES.longest <= 0.1
 
 
 def memory_peak() -> int:
@@ -140,7 +140,7 @@ def test_50_000_labels_of_unknown_predictions_do_not_stop_the_service(client: ht
     PAUSES.clear()
     assert counts(give(client, items)) == {"unknown": 50_000}
     PAUSES.settle()
-    assert PAUSES.longest <= 0.05
+    assert PAUSES.longest <= 0.1
 
 
 @pytest.mark.parametrize(
