@@ -85,12 +85,15 @@ def registry(settings: Settings) -> str:
 
 def sandbox(settings: Settings) -> str:
     """Try what workers that read uploads give up, in a process of its own."""
-    code = "from boxcal.app.fitting.resources import enter_sandbox; print(enter_sandbox(), end='')"
+    code = (
+        "import sys; from pathlib import Path; from boxcal.app.fitting.sandbox import enter_sandbox; "
+        "print('; '.join(enter_sandbox(Path(sys.prefix))), end='')"
+    )
     command = [sys.executable, "-c", code]
     refused = subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
     if refused:
-        return f"uploads are read with the network and the rights of the service; not allowed here: {refused}"
-    return "uploads are read without a network, without secrets and without a way to more rights"
+        return f"uploads are read without secrets; not allowed here: {refused}"
+    return "uploads are read without a network, secrets, files of the service, processes and more rights"
 
 
 def disk(settings: Settings) -> str:

@@ -124,6 +124,14 @@ class Tabled:
 
 
 @dataclass(frozen=True, slots=True)
+class Guarded:
+    """From a worker that reads uploads, at its start: the parts of its sandbox that this host forbids."""
+
+    missing: list[str]
+    kind: Literal["guarded"] = "guarded"
+
+
+@dataclass(frozen=True, slots=True)
 class Advanced:
     """From a worker: the fit is `progress` (0 to 1) done, and in the stage `stage`."""
 
@@ -175,7 +183,7 @@ class Compared:
 
 
 Task = CheckTask | FitTask | RefitTask | TableTask | CompareTask
-Reply = Checked | Tabled | Advanced | Refused | FitOutcome | RefitOutcome | Compared
+Reply = Checked | Tabled | Guarded | Advanced | Refused | FitOutcome | RefitOutcome | Compared
 
 TASK: TypeAdapter[Task] = TypeAdapter(Annotated[Task, Field(discriminator="kind")])
 REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

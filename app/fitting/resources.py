@@ -1,10 +1,8 @@
-"""Full disks as problems of the request, and what the worker may not do."""
+"""Full disks as problems of the request, and the memory that a worker may take."""
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,12 +11,6 @@ from pathlib import Path
 from boxcal.app.http.problems import FULL_DISK, StorageFull, StorageUnavailable
 
 logger = logging.getLogger("boxcal")
-
-
-NO_NEW_PRIVILEGES = 38
-"""Of `prctl`: no program that this process starts has more rights than it."""
-NAMESPACES = 0x10000000 | 0x40000000
-"""Of `unshare`, CLONE_NEWUSER and CLONE_NEWNET: no network, and no look into processes of the service."""
 
 
 @contextmanager
@@ -61,16 +53,3 @@ def limit_memory(allowance: int | None) -> None:
 
 def _mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def enter_sandbox() -> str:
-    """Give up what a worker does not need to read uploads; return what this host does not allow, or nothing.
-
-    Called while the process has one thread. Files that the service may read the worker may read too.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0):
-        return f"no_new_privs: {os.strerror(ctypes.get_errno())}"
-    if libc.unshare(NAMESPACES):
-        return f"namespaces of users and networks: {os.strerror(ctypes.get_errno())}"
-    return ""

@@ -99,7 +99,7 @@ async def open_refits(
             memory_bytes=memory_bytes,
             shared=shared,
             queues_only=queues_only,
-            workers=Workers.of(cores) if beside is None else beside.jobs.workers,
+            workers=Workers.of(workspace.root, cores) if beside is None else beside.jobs.workers,
             closes_workers=beside is None,
         )
         stack.push_async_callback(jobs.close)

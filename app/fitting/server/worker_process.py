@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self, TypeVar
 
 from boxcal.app.fitting.messages import (
@@ -25,6 +26,7 @@ from boxcal.app.fitting.messages import (
     Checked,
     Compared,
     FitOutcome,
+    Guarded,
     RefitOutcome,
     Refused,
     Reply,
@@ -39,6 +41,7 @@ MODULE = "boxcal.app.fitting.worker.main"
 TUNABLES = "GLIBC_TUNABLES"
 THREADS = max(1, (os.cpu_count() or 1) // 2)
 IDLE_SECONDS = 60.0
+PROTECTION = "no network, no files of the service, no new processes, no new rights"
 MAX_REPLY_BYTES = 2**28
 
 
@@ -61,11 +64,16 @@ class Worker:
     """Controls at most one process, on one event loop.
 
     `cores`: those of its process; None for those of this one, which may have only a part of the service's.
+    `folder`: where all its tasks are, if it reads uploads, which it then does without any other file.
     """
 
-    def __init__(self, seconds: float, cores: Collection[int] | None = None) -> None:
+    def __init__(
+        self, seconds: float, cores: Collection[int] | None = None, folder: Path | None = None
+    ) -> None:
         self._seconds = seconds
         self._cores = cores
+        self._folder = folder
+        self._missing: list[str] | None = None
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -130,10 +138,24 @@ class Worker:
             line = await reader.readuntil()
             # In a thread, because a reply may contain megabytes of parameters.
             reply = await asyncio.to_thread(REPLY.validate_json, line)
+            if isinstance(reply, Guarded):
+                self._log(reply.missing)
+                continue
             if not isinstance(reply, Advanced):
                 return reply
             if on_progress is not None:
                 on_progress(reply.progress, reply.stage)
+
+    def _log(self, missing: list[str]) -> None:
+        """Say how uploads are read, once for as long as it does not change."""
+        if missing != self._missing:
+            self._missing = missing
+            if missing:
+                logger.warning(
+                    "This host allows only a part of the sandbox of uploads: %s", "; ".join(missing)
+                )
+            else:
+                logger.info("Uploads are read in a sandbox: %s", PROTECTION)
 
     async def _started(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._process is not None and self._process.poll() is not None:
@@ -141,7 +163,7 @@ class Worker:
         if self._streams is None:
             ours, theirs = socket.socketpair()
             with theirs:  # no await before the assignment: a cancellation would lose the process
-                self._process = _spawn(theirs.fileno())
+                self._process = _spawn(theirs.fileno(), self._folder)
                 if self._cores is not None:  # before it has imported anything that starts threads
                     os.sched_setaffinity(self._process.pid, self._cores)
             self._streams = await asyncio.open_connection(sock=ours, limit=MAX_REPLY_BYTES)
@@ -163,14 +185,16 @@ class Workers:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # Held by the fit that runs
 
     @classmethod
-    def of(cls, cores: Collection[int] | None = None) -> Self:
-        """Return workers whose processes start with the first task.
+    def of(cls, uploads: Path, cores: Collection[int] | None = None) -> Self:
+        """Return workers whose processes start with the first task; those that check read only `uploads`.
 
         They run on `cores`, or on those of this process.
         """
-        seconds = (limits.CHECK_SECONDS, limits.FIT_SECONDS, limits.COMPARE_SECONDS)
-        checks, fits, comparisons = (Worker(limit, cores) for limit in seconds)
-        return cls(checks, fits, comparisons)
+        return cls(
+            Worker(limits.CHECK_SECONDS, cores, uploads),
+            Worker(limits.FIT_SECONDS, cores),
+            Worker(limits.COMPARE_SECONDS, cores),
+        )
 
 
 INHERITED = re.compile(
@@ -189,7 +213,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
+def _spawn(descriptor: int, folder: Path | None) -> subprocess.Popen[bytes]:
     """Start the process with its end of the socket; its libraries use half of the processors."""
     threads = {
         name: str(THREADS) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -199,7 +223,7 @@ def _spawn(descriptor: int) -> subprocess.Popen[bytes]:
     allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", TUNABLES: ":".join(tunables)}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
-        [sys.executable, "-P", "-m", MODULE, str(descriptor)],
+        [sys.executable, "-P", "-m", MODULE, str(descriptor), *([str(folder)] if folder else [])],
         env=threads | inherited(os.environ) | allocator | {"PYTHONPATH": path},
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,

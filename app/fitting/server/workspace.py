@@ -24,10 +24,10 @@ class Workspace:
     """A folder of this process's own under `<data_dir>/work`; a context manager."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._root = data_dir / "work"
-        self._root.mkdir(parents=True, exist_ok=True)
+        self.root = data_dir / "work"
+        self.root.mkdir(parents=True, exist_ok=True)
         self.name = secrets.token_hex(8)
-        self.folder = self._root / self.name
+        self.folder = self.root / self.name
         with self._alone():
             self.folder.mkdir()
             self._lock = os.open(self.folder / LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
@@ -36,7 +36,7 @@ class Workspace:
     def sweep(self) -> set[str]:
         """Remove what dead processes left behind, and name the living ones, this one among them."""
         with self._alone():
-            return _sweep(self._root)
+            return _sweep(self.root)
 
     def new_folder(self, name: str) -> Path:
         """Make a folder for one upload; whoever asks removes it."""
@@ -61,7 +61,7 @@ class Workspace:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep two processes from making and sweeping folders at the same moment."""
-        with (self._root / ".sweep").open("w") as lock_file:
+        with (self.root / ".sweep").open("w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
             yield
 

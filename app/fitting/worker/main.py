@@ -24,13 +24,15 @@ from boxcal.app.fitting.messages import (
     Advanced,
     CheckTask,
     CompareTask,
+    Guarded,
     RefitTask,
     Refused,
     Reply,
     TableTask,
     Task,
 )
-from boxcal.app.fitting.resources import enter_sandbox, full_disk_as_problem
+from boxcal.app.fitting.resources import full_disk_as_problem
+from boxcal.app.fitting.sandbox import enter_sandbox
 from boxcal.app.http.problems import (
     BoxcalError,
     InternalError,
@@ -42,15 +44,17 @@ OOM_SCORE = 900  # of 1000: the kernel ends this process before the service
 REPORT_SECONDS = 0.05
 
 
-def main(descriptor: int) -> None:
-    """Do tasks until the service closes the socket with this file descriptor."""
+def main(descriptor: int, folder: Path | None = None) -> None:
+    """Do tasks until the service closes the socket with this file descriptor; `folder` as `enter_sandbox`."""
     # An interrupt from the keyboard is for the service, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
-    enter_sandbox()
+    missing = enter_sandbox(folder)
     line = socket.socket(fileno=descriptor)
     replies = line.makefile("wb")
+    if folder is not None:
+        _send(replies, Guarded(missing))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(line.makefile("rb"), tasks), daemon=True).start()
     while True:
@@ -138,4 +142,4 @@ class _Reporter:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *map(Path, sys.argv[2:]))

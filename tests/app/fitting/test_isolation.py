@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import json
 import os
@@ -217,11 +216,10 @@ def test_a_worker_that_dies_costs_its_own_upload_alone(
 
 
 def test_a_worker_has_no_secret_no_network_and_no_way_to_more_rights(tmp_path: Path) -> None:
-    if allowed := subprocess.run(
-        [sys.executable, "-c", "from boxcal.app.fitting.resources import *; print(enter_sandbox(), end='')"],
-        capture_output=True, text=True, check=True,
-    ).stdout:  # fmt: skip
-        pytest.skip(allowed)
+    code = "from boxcal.app.fitting.sandbox import *; print(*enter_sandbox(), end='')"
+    command = [sys.executable, "-c", code]
+    if missing := subprocess.run(command, capture_output=True, text=True, check=True).stdout:
+        pytest.skip(missing)
     secret = "s3cr3t"  # noqa: S105 - one to look for
     alarms = {"alarm_webhook": "http://127.0.0.1:9", "alarm_secret": secret}
     with Service(tmp_path, model="logits:3", **alarms) as service:
@@ -237,19 +235,3 @@ def test_a_worker_has_no_secret_no_network_and_no_way_to_more_rights(tmp_path: P
         assert "NoNewPrivs:\t1" in (folder / "status").read_text()
         for space in ("net", "user"):
             assert (folder / "ns" / space).readlink() != Path(f"/proc/self/ns/{space}").readlink()
-
-
-def test_what_a_sandbox_refuses() -> None:
-    code = """
-import os, socket
-from boxcal.app.fitting.resources import enter_sandbox
-if enter_sandbox(): raise SystemExit
-for attempt in (lambda: socket.create_connection(("127.0.0.1", 22), 1),
-                lambda: open(f"/proc/{os.getppid()}/environ").read()):
-    try:
-        attempt()
-    except OSError as error:
-        print(error.errno)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout in ("", f"{errno.ENETUNREACH}\n{errno.EACCES}\n")
