@@ -66,8 +66,7 @@ async def _load() -> None:
             stdout=subprocess.DEVNULL,
         )
         try:
-            if sys.platform == "linux":
-                os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
+            lower_thread_priority(child.pid)
             await asyncio.to_thread(child.wait)
         finally:
             child.kill()
@@ -83,11 +82,10 @@ def _compile_here() -> None:
     warm_arrays()
 
 
-def lower_thread_priority() -> None:
-    """Lower the priority of this thread below the event loop's: health checks must be answered under load.
+def lower_thread_priority(thread: int = 0) -> None:
+    """Lower the priority of a thread below the event loop's: health checks must be answered under load.
 
-    Linux has a priority for each thread; threads that this one starts (OpenMP's) inherit it.
+    Linux has a priority for each thread, by its id (0: this one). What it starts (OpenMP's) inherits it.
     """
     if sys.platform == "linux":
-        thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

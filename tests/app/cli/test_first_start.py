@@ -33,7 +33,7 @@ PLAIN = {"logits": LOGITS, "options": {"probabilities": True}}
 PLAIN_ANSWER = np.exp(LOGITS[0]) / np.exp(LOGITS[0]).sum()
 READY_SECONDS = 8.0
 """Of processor time until the service is ready, of which it takes less than 4; with the solver it took 21."""
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
+WITHOUT_TORCH = "import os, sys; sys.modules['torch'] = None; os.nice(1)"
 
 
 def compilers(service: Service) -> list[psutil.Process]:
@@ -66,7 +66,7 @@ def test_a_first_start_answers_before_the_solver_is_compiled_and_bounded_request
         assert processor_seconds(service) < READY_SECONDS
         assert "compiling the solver for this processor in the background" in service.log()
         (compiler,) = compilers(service)
-        assert compiler.nice() > service.process.nice()
+        assert compiler.nice() == min(service.process.nice() + 5, 19)
         np.testing.assert_allclose(answer(service, PLAIN), PLAIN_ANSWER, rtol=1e-12)
         limited = {"logits": LOGITS, "options": {"bounds": {"upper": 0.3}, "timeout_ms": 50}}
         assert service.client.post("/calibrate", json=limited).status_code == 504
