@@ -1,4 +1,4 @@
-# Image of the service for ONNX models and logits on CPUs, without PyTorch: about 1.1 GB.
+# Image of the service for ONNX models and logits on CPUs, without PyTorch: about 0.9 GB.
 #   --build-arg LOCK=requirements.lock        with PyTorch: every model, about 7 GB
 #   --build-arg ACCELERATOR=cuda              besides: what an NVIDIA GPU needs
 #   --build-arg LOCK=requirements-ray.lock    with PyTorch and Ray (deploy/ray)
@@ -9,15 +9,27 @@ FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 ARG LOCK=requirements-onnx.lock
 COPY requirements-onnx.lock requirements.lock requirements-ray.lock requirements-s3.lock /build/
-RUN python -m venv /opt/venv \
- && /opt/venv/bin/python -m pip install --require-hashes --requirement "/build/$LOCK"
+RUN python -m venv --without-pip /opt/venv \
+ && python -m pip --python /opt/venv install --no-compile --require-hashes --requirement "/build/$LOCK"
 WORKDIR /build
 COPY pyproject.toml README.md LICENSE ./
 COPY calibrators calibrators
 COPY models models
 COPY app app
 COPY boxcal boxcal
-RUN /opt/venv/bin/python -m pip install --no-deps --no-index --no-build-isolation --target /opt/boxcal .
+RUN python -m pip --python /opt/venv install --no-deps --no-index --no-build-isolation --target /opt/boxcal .
+# What nothing imports goes: tests of packages, headers and clients of pyarrow, symbols for debuggers, and what built the project
+# unless Triton needs it. Only what the service, a fit and its file import is compiled; where the root is read-only no more can be.
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
+ && cd /opt/venv/lib/python3*/site-packages \
+ && find matplotlib numba numpy onnx pyarrow scipy sklearn -depth -type d \
+      \( -name tests -o -path "onnx/*/test" -o -name include \) -exec rm -r {} + \
+ && rm -f pyarrow/*_flight.* pyarrow/*_s3.* pyarrow/_s3fs.* \
+ && find fontTools kiwisolver llvmlite pyarrow uvloop -name "*.so*" -exec strip --strip-unneeded {} + \
+ && { test -d torch || python -m pip --python /opt/venv uninstall --yes setuptools; } \
+ && NUMBA_CACHE_DIR=/tmp PYTHONPATH=/opt/boxcal /opt/venv/bin/python -c "import boxcal.app.server, boxcal.app.cli.commands, \
+    boxcal.app.fitting.worker.main, boxcal.app.fitting.worker.fit, boxcal.app.tables.formats, boxcal.app.protocols.grpc.server, \
+    alembic.command, pyarrow.parquet, sklearn.isotonic, sklearn.linear_model, uvloop"
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title=boxcal \

@@ -43,7 +43,7 @@ $(BIN)/python:
 
 # Not compiled by pip, as most modules are never imported: those that are imported compile themselves.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
-	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.8 GB in $(VENV)"
+	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.86 GB in $(VENV)"
 	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-light.lock
 	@echo "Installing boxcal, and compiling its loops for this processor: some 30 seconds"
 	@$(BIN)/python -m pip install $(EDITABLE)
@@ -51,7 +51,7 @@ $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python
-	@echo "Installing requirements.lock into $(VENV): about 6 GB, most of it PyTorch with CUDA. This takes some minutes."
+	@echo "Installing requirements.lock into $(VENV): 6.7 GB, most of it PyTorch with CUDA. This takes some minutes."
 	@$(BIN)/python -m pip uninstall --quiet --yes onnxruntime  # onnxruntime-gpu holds the same module
 	@$(BIN)/python -m pip install --progress-bar off --require-hashes --requirement requirements.lock | $(PACKAGES)
 	@echo "Installing boxcal"
@@ -68,7 +68,7 @@ serve: ## Start the service on http://127.0.0.1:8000
 	@$(MAKE) --no-print-directory $(SERVICE)
 	$(BIN)/boxcal serve
 
-gpu: $(RUNTIME) ## Install PyTorch, torchvision and onnxruntime-gpu, about 6 GB
+gpu: $(RUNTIME) ## Install PyTorch, torchvision and onnxruntime-gpu, 6.7 GB
 
 # Prometheus checks the dashboard and the rules; PostgreSQL, PgBouncer and libfaketime test the shared registry.
 # HAProxy and nginx are tested in front of replicas. Chromium tests the web page, with libatomic1 for Playwright's Node.
