@@ -1,8 +1,10 @@
 """Replicas that share a registry on PostgreSQL."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
+import httpx
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -16,6 +18,7 @@ from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
+from tests.app.running import running
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"warnings": []}, b"<svg/>", b"png", 7)
@@ -99,3 +102,17 @@ def test_a_start_does_not_migrate_where_that_is_off(
     assert f"revision {HEAD}" in capsys.readouterr().out
     assert [record.version for record in registry.list()] == [0]
     registry.close()
+
+
+def test_a_nul_is_refused_before_postgresql_which_cannot_store_it(
+    postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    with running(tmp_path, database_url=postgresql.new_database()) as service:
+        for method, target, document, status in (
+            ("GET", "/fits/a%00b", None, 400),
+            ("DELETE", "/fits/%00", None, 400),
+            ("GET", "/fits?before_fit=%00", None, 400),
+            ("POST", "/monitor/acknowledge", {"note": "a\0b"}, 422),
+        ):
+            answer = httpx.request(method, service.url + target, json=document)
+            assert (answer.status_code, "NUL character" in answer.text) == (status, True), target
