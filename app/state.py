@@ -19,7 +19,7 @@ from boxcal.app.access.event_streams import event_streams
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.limits import Shares
+from boxcal.app.http.limits import Budget, Shares
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
@@ -195,6 +195,7 @@ class State:
     v2: Mapping[str, ServedModel]  # The models by their names in the Open Inference Protocol
     access: Access
     event_streams: Shares
+    bodies: Budget  # Bytes of request bodies and messages, of HTTP and gRPC together
     collected: Collects  # The metrics of all models and, if several serve, of all processes
     is_shared: bool  # Whether several processes serve: the metrics are then read from files
 
@@ -269,6 +270,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             v2={name: model for model in models.values() for name in model.v2.names},
             access=access,
             event_streams=event_streams(),
+            bodies=Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES),
             collected=collected,
             is_shared=slot is not None,
         )

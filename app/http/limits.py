@@ -109,6 +109,10 @@ def descriptor_limit() -> int:
     return 2**20 if limit == resource.RLIM_INFINITY else limit
 
 
+UNCOUNTED_BYTES = 256 * 1024
+"""Of each body or message, which the budget of all does not count: large ones do not block small ones."""
+
+
 class Budget:
     """Counts what requests under way hold; used on the event loop alone."""
 

@@ -29,13 +29,12 @@ from boxcal.app.http.dependencies import (
     Requirements,
     address_of,
 )
-from boxcal.app.http.limits import Budget, Limiter, body_limit
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Limiter, body_limit
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
 from boxcal.app.http.scopes import Level
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
-from boxcal.app.settings import limits
 from boxcal.calibrators.errors import hint
 from boxcal.models import BackboneError
 
@@ -103,9 +102,6 @@ class Decompression:
 
 logger = logging.getLogger("boxcal")
 
-SMALL_BODY = 256 * 1024
-"""Bytes of each body that the limit on all bodies does not count; so large bodies do not block small ones."""
-
 
 class Exchange:
     """Counts the body of one request as it is received, and notes the status that is sent.
@@ -149,7 +145,7 @@ class Exchange:
             self._total += len(message.get("body", b""))
             if self._total > limit:
                 raise errors.BodyTooLarge(f"The body has more bytes than the limit; the limit is {limit:,}.")
-            if (more := self._total - SMALL_BODY - self._counted) > 0:
+            if (more := self._total - UNCOUNTED_BYTES - self._counted) > 0:
                 self._bodies.add(more)
                 self._counted += more
         return message
@@ -190,7 +186,6 @@ class RequestMiddleware:
         self._telemetry = telemetry
         self._labels = documents
         self._root_path = root_path
-        self._bodies = Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES)
         self._browsers = browsers
         self._requirements = Requirements(routes)
         self._with_slash = {
@@ -206,7 +201,7 @@ class RequestMiddleware:
         if scope["path"].endswith("/") and scope["path"] not in self._with_slash:
             scope = {**scope, "path": scope["path"].rstrip("/")}
         began = time.perf_counter()
-        exchange = Exchange(receive, send, body_limit(scope["path"]), self._bodies)
+        exchange = Exchange(receive, send, body_limit(scope["path"]), scope["state"]["boxcal"].bodies)
         routed = scope
         limiter: Limiter | None = None
         try:

@@ -139,6 +139,23 @@ def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
     return channel.stream_unary("/inference.GRPCInferenceService/ModelInfer").future(messages())
 
 
+def test_bodies_of_both_protocols_share_one_budget(
+    client: Any, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = np.zeros((1, 10)), np.zeros((4096, 10))
+    assert service.state.bodies.limit == 268_435_456
+    monkeypatch.setattr(service.state.bodies, "held", 268_435_456)
+    for logits, status in ((small, 200), (large, 503)):
+        body = {"logits": (logits + 0.0625).tolist()}
+        answer = httpx.post(f"{service.url}/calibrate", json=body)
+        assert answer.status_code == status
+    assert "Requests under way hold 268,435,456 bytes of bodies" in answer.json()["detail"]
+    client.infer("digits.calibrator", [logits_input(small)])
+    with pytest.raises(InferenceServerException, match="hold 268,435,456 bytes of bodies; 65,") as caught:
+        client.infer("digits.calibrator", [logits_input(large)])
+    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+
+
 def test_unfinished_messages_are_few_and_do_not_block_others(service: Service, address: str) -> None:
     """A call sends its message within a moment, or is one of eight of its client that may take longer."""
     stopped = threading.Event()

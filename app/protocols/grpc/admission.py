@@ -16,7 +16,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.access.access import Access
-from boxcal.app.http.limits import Budget, Limiter, Shares
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Limiter, Shares
 from boxcal.app.http.problems import (
     DEFECTS,
     BodyTooLarge,
@@ -62,10 +62,8 @@ SLOW_MESSAGES = 8
 """Messages of one client that may take longer than `QUICK_SECONDS` to arrive; of all, twice as many."""
 WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
 """Streams of each kind, a quarter of them of one client."""
-MESSAGE_BYTES = 4 * limits.MAX_BODY_BYTES
-"""Of messages, and of answers that their clients have not read."""
-SMALL_BYTES = 256 * 1024
-"""Of a message or an answer that these limits do not count."""
+ANSWER_BYTES = 4 * limits.MAX_BODY_BYTES
+"""Of answers that their clients have not read, which have more than `UNCOUNTED_BYTES`."""
 READ_BYTES = 2**20
 """A client reads so many bytes of an answer a second, beyond the first `STALL_SECONDS`."""
 
@@ -111,14 +109,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     is refused. The key is in the metadata.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, bodies: Budget) -> None:
         self._access = access
+        self._bodies = bodies
         self._slow = Shares("unfinished messages", 2 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._watches = Shares("watches", WATCHES, WATCHES // 4)
         self._reflections = Shares("reflections", REFLECTIONS, REFLECTIONS // 4)
-        self._messages = Budget("bytes of messages", MESSAGE_BYTES)
-        self._answers = Budget("bytes of answers", MESSAGE_BYTES)
+        self._answers = Budget("bytes of answers", ANSWER_BYTES)
         self._unread: Counter[str] = Counter()
         self._readers = Readers()
 
@@ -135,14 +133,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             async with self._entered(details, context) as key_id:
                 data = await self._received(context, key_id, is_open=is_open)
                 check_size(details.method, data)
-                with self._messages.holding(max(0, len(data) - SMALL_BYTES)):
+                with self._bodies.holding(max(0, len(data) - UNCOUNTED_BYTES)):
                     request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
                     del data
                     response = await handler.unary_unary(request, context)
                     del request
                 size = response.ByteSize()
                 self._readers.expect(context, STALL_SECONDS + size / READ_BYTES)
-                if size > SMALL_BYTES:
+                if size > UNCOUNTED_BYTES:
                     self._hold_until_read(size, context, key_id)
                 written: bytes = await unblocked(size, handler.response_serializer, response)
                 return written
@@ -152,7 +150,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
     def _hold_until_read(self, size: int, context: Any, key_id: str) -> None:
         """Count an answer until its client has read it; of the answers of others a client leaves half."""
         client = _client(context, key_id)
-        if self._unread[client] and self._unread[client] + size > MESSAGE_BYTES // 2:
+        if self._unread[client] and self._unread[client] + size > ANSWER_BYTES // 2:
             raise QueueFull(f"The client has not read {self._unread[client]:,} bytes of earlier answers.")
         self._answers.add(size)
         self._unread[client] += size

@@ -210,7 +210,7 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
     ]
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
-        interceptors=[Admission(state.access)],
+        interceptors=[Admission(state.access, state.bodies)],
         options=[*options, ("grpc.so_reuseport", int(state.is_shared))],
         maximum_concurrent_rpcs=MAX_CALLS,
     )

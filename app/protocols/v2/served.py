@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from boxcal.app.access.access import Access
+from boxcal.app.http.limits import Budget
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.activator import ActiveCalibrator
@@ -41,6 +42,10 @@ class ProtocolState(Protocol):
     @property
     def access(self) -> Access:
         """Checks API keys."""
+
+    @property
+    def bodies(self) -> Budget:
+        """Counts the bytes of bodies and messages."""
 
     @property
     def is_shared(self) -> bool:
