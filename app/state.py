@@ -14,11 +14,12 @@ from typing import TypedDict
 
 from fastapi import FastAPI
 
-from boxcal.app.access.access import Access, open_access
+from boxcal.app.access.access import open_access
 from boxcal.app.access.event_streams import event_streams
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.http.admission import Admission
 from boxcal.app.http.limits import Budget, Shares
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring
@@ -193,9 +194,8 @@ class State:
     models: Mapping[str, ServedModel]  # By name, in the order of the settings
     default: ServedModel  # The first model, which answers requests that name none
     v2: Mapping[str, ServedModel]  # The models by their names in the Open Inference Protocol
-    access: Access
+    admission: Admission  # Of HTTP and gRPC
     event_streams: Shares
-    bodies: Budget  # Bytes of request bodies and messages, of HTTP and gRPC together
     collected: Collects  # The metrics of all models and, if several serve, of all processes
     is_shared: bool  # Whether several processes serve: the metrics are then read from files
 
@@ -268,9 +268,8 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             models=models,
             default=default,
             v2={name: model for model in models.values() for name in model.v2.names},
-            access=access,
+            admission=Admission(access, Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES)),
             event_streams=event_streams(),
-            bodies=Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES),
             collected=collected,
             is_shared=slot is not None,
         )

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
-from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import SCOPE_KEY, address_of
+from boxcal.app.http.admission import TICKET
 from boxcal.app.http.limits import Shares, descriptor_limit
 
 LARGEST = 1024
@@ -25,6 +24,5 @@ def event_streams(descriptors: int | None = None) -> Shares:
 async def count_event_stream(request: Request) -> AsyncIterator[None]:
     """Count the event stream of a request until its response has ended; a dependency of its route."""
     streams: Shares = request.scope["state"]["boxcal"].event_streams
-    key: LoadedKey | None = request.scope.get(SCOPE_KEY)
-    with streams.holding(address_of(request) if key is None else key.record.id):
+    with streams.holding(request.scope[TICKET].client):
         yield

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, Field
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.http.dependencies import SCOPE_KEY, Limit, address_of, current_state
+from boxcal.app.http.admission import TICKET
+from boxcal.app.http.dependencies import Limit, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import Scope
@@ -72,7 +73,7 @@ class AuditLog(BaseModel):
 
 async def current_key(request: Request) -> LoadedKey | None:
     """Return the key of a request; None where keys are not required."""
-    key: LoadedKey | None = request.scope.get(SCOPE_KEY)
+    key: LoadedKey | None = request.scope[TICKET].key
     return key
 
 
@@ -81,7 +82,7 @@ CurrentKey = Annotated[LoadedKey | None, Depends(current_key)]
 
 async def current_caller(request: Request, key: CurrentKey) -> Caller:
     """Return who sends a request, for the audit log."""
-    address = address_of(request)
+    address = request.scope[TICKET].address
     return (
         Caller(ANONYMOUS, None, address) if key is None else Caller(key.record.name, key.record.id, address)
     )

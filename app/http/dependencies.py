@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
@@ -28,15 +27,6 @@ TELEMETRY = "boxcal.telemetry"
 
 CLIENT_TIMEOUT = "boxcal.client_timeout"
 """A key in the scope of a request that sets its timeout itself; the metrics count these apart."""
-
-
-def address_of(request: Request) -> str:
-    """Return the address from which a request came; empty where a proxy names something else."""
-    host = request.client.host if request.client else ""
-    try:
-        return str(ip_address(host))
-    except ValueError:
-        return ""
 
 
 async def current_state(request: Request) -> Any:
@@ -153,23 +143,6 @@ class PlainRoutes:
                     await route.app(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-
-SCOPE_KEY = "boxcal.key"
-"""Under this name a request's ASGI scope has its key."""
-
-
-class KeyCheck(Protocol):
-    """The keys of the service, as requests are checked against them."""
-
-    is_required: bool
-    """Whether requests need a key."""
-
-    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> Any:
-        """Return the key of a request that may pass, or raise the problem that refuses it."""
-
-    def guessed(self, address: str) -> float:
-        """Note a wrong key, and return how long its answer waits."""
 
 
 class Requirements:

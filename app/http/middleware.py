@@ -14,22 +14,20 @@ from http import HTTPStatus
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.http import problems as errors
+from boxcal.app.http.admission import TICKET, Admission, Ticket
 from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.dependencies import (
     CLIENT_TIMEOUT,
-    SCOPE_KEY,
     TELEMETRY,
     DirectRequest,
-    KeyCheck,
     Requirements,
-    address_of,
 )
-from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Limiter, body_limit
+from boxcal.app.http.limits import body_limit
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
 from boxcal.app.http.scopes import Level
@@ -109,29 +107,21 @@ class Exchange:
     `announced`: the content length; 0 if there is none. `status`: of the response; 0 until it begins.
     """
 
-    __slots__ = (
-        "_bodies",
-        "_counted",
-        "_limit",
-        "_receive",
-        "_send",
-        "_total",
-        "announced",
-        "headers",
-        "status",
-    )
+    __slots__ = ("_headers", "_limit", "_receive", "_send", "_ticket", "_total", "announced", "status")
 
-    def __init__(self, receive: Receive, send: Send, limit: int | None, bodies: Budget) -> None:
+    def __init__(self, receive: Receive, send: Send, limit: int | None) -> None:
         self._receive = receive
         self._send = send
         self._limit = limit
-        self._bodies = bodies
-        self._total = self._counted = self.announced = self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
+        self._total = self.announced = self.status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
 
-    def decompress(self, encoding: str) -> None:
-        """Take off the content coding of the body; its limits count what it is without."""
-        self._receive = decompressed(self._receive, encoding)
+    def admit(self, ticket: Ticket, encoding: bytes) -> None:
+        """Charge the body to a ticket, without its content coding if it has one."""
+        self._ticket = ticket
+        self._headers = ticket.rate()
+        if encoding:
+            self._receive = decompressed(self._receive, encoding.decode("latin-1"))
 
     async def receive(self) -> Message:
         """Receive a message of the request."""
@@ -145,23 +135,16 @@ class Exchange:
             self._total += len(message.get("body", b""))
             if self._total > limit:
                 raise errors.BodyTooLarge(f"The body has more bytes than the limit; the limit is {limit:,}.")
-            if (more := self._total - UNCOUNTED_BYTES - self._counted) > 0:
-                self._bodies.add(more)
-                self._counted += more
+            self._ticket.charge(self._total)
         return message
 
     async def send(self, message: Message) -> None:
         """Send a message of the response."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            if self.headers:
-                message["headers"] = [*message["headers"], *self.headers]
+            if self._headers:
+                message["headers"] = [*message["headers"], *self._headers]
         await self._send(message)
-
-    def end(self) -> None:
-        """Release what the body held."""
-        if self._counted:
-            self._bodies.release(self._counted)
 
 
 class RequestMiddleware:
@@ -201,19 +184,20 @@ class RequestMiddleware:
         if scope["path"].endswith("/") and scope["path"] not in self._with_slash:
             scope = {**scope, "path": scope["path"].rstrip("/")}
         began = time.perf_counter()
-        exchange = Exchange(receive, send, body_limit(scope["path"]), scope["state"]["boxcal"].bodies)
+        exchange = Exchange(receive, send, body_limit(scope["path"]))
         routed = scope
-        limiter: Limiter | None = None
         try:
             exchange.announced, encoding, *names = read_head(scope)
             self._browsers.check(scope["method"], *names)
             if scope["method"] == "HEAD":  # the server leaves the body of the response out
                 routed = {**scope, "method": "GET"}
-            if scope["state"]["boxcal"].access.is_required:
-                limiter = self._admit(routed, exchange)
-            if encoding:
-                exchange.decompress(encoding.decode("latin-1"))
-            await self._app(routed, exchange.receive, exchange.send)
+            admission: Admission = scope["state"]["boxcal"].admission
+            requirement = self._requirements.of(routed) if admission.access.is_required else Level.OPEN
+            host, _ = scope.get("client") or ("", 0)
+            with await admission.enter(scope["headers"], requirement, host) as ticket:
+                routed[TICKET] = ticket
+                exchange.admit(ticket, encoding)
+                await self._app(routed, exchange.receive, exchange.send)
         except asyncio.CancelledError:  # the server is stopping and does not wait any longer
             if not exchange.status:
                 await self._fail(errors.NotReady("The service stopped during the request."), scope, exchange)
@@ -223,26 +207,10 @@ class RequestMiddleware:
                 raise
             await self._fail(error, scope, exchange)
         finally:
-            exchange.end()
-            if limiter is not None:
-                limiter.leave()
             label = self._label(routed, exchange.status)
             routed.get(TELEMETRY, self._telemetry).request(
                 label, exchange.status or 500, time.perf_counter() - began
             )
-
-    def _admit(self, scope: Scope, exchange: Exchange) -> Limiter | None:
-        """Check the API key of a request, and return what counts the requests of that key."""
-        requirement = self._requirements.of(scope)
-        if requirement is Level.OPEN:
-            return None
-        access: KeyCheck = scope["state"]["boxcal"].access
-        key = access.admit(scope["headers"], requirement)
-        scope[SCOPE_KEY] = key
-        limiter: Limiter | None = key.limiter
-        if limiter is not None:
-            exchange.headers = limiter.headers()
-        return limiter
 
     def _below_root(self, scope: Scope) -> Scope:
         path: str = scope["path"]
@@ -267,9 +235,6 @@ class RequestMiddleware:
         elif isinstance(error, errors.BoxcalError) and error.kind in errors.DEFECTS:
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
         problem = as_problem(self._explained(error, scope))
-        if problem.kind is errors.InvalidApiKey:
-            access: KeyCheck = scope["state"]["boxcal"].access
-            await asyncio.sleep(access.guessed(address_of(Request(scope))))
         by_client = problem.kind is errors.DeadlineExceeded and CLIENT_TIMEOUT in scope
         telemetry: Telemetry = scope.get(TELEMETRY, self._telemetry)
         telemetry.rejected("client-timeout" if by_client else problem.type)

@@ -23,7 +23,7 @@ from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.http.scopes import ROUTES, Level, Scope
 from boxcal.app.main import all_routes, create_app
 from boxcal.app.observability.logs import RequestLog
-from boxcal.app.protocols.grpc.admission import RPCS, UNKNOWN, Admission, Rpc
+from boxcal.app.protocols.grpc.admission import RPCS, UNKNOWN, Interceptor, Rpc
 from boxcal.app.protocols.grpc.server import Inference
 from boxcal.app.settings.service import Settings
 from tests.app.access.conftest import TESTER, Guarded, guarded
@@ -173,7 +173,7 @@ def serving(folder: Path) -> Iterator[tuple[str, dict[str, Any], list[type]]]:
 
 def test_every_rpc_declares_its_key_and_its_message_and_is_admitted(tmp_path: Path) -> None:
     with serving(tmp_path) as (target, found, interceptors), grpc.insecure_channel(target) as channel:
-        assert interceptors == [Admission]
+        assert interceptors == [Interceptor]
         assert len(found) == 13
         assert found.keys() == RPCS.keys()
         for method, handler in found.items():

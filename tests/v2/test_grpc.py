@@ -143,8 +143,8 @@ def test_bodies_of_both_protocols_share_one_budget(
     client: Any, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = np.zeros((1, 10)), np.zeros((4096, 10))
-    assert service.state.bodies.limit == 268_435_456
-    monkeypatch.setattr(service.state.bodies, "held", 268_435_456)
+    assert service.state.admission.bodies.limit == 268_435_456
+    monkeypatch.setattr(service.state.admission.bodies, "held", 268_435_456)
     for logits, status in ((small, 200), (large, 503)):
         body = {"logits": (logits + 0.0625).tolist()}
         answer = httpx.post(f"{service.url}/calibrate", json=body)
@@ -202,7 +202,7 @@ def test_health_and_reflection(address: str) -> None:
 def test_a_service_with_keys_requires_them(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path, model="logits:10", grpc_port=port) as service:
-        access = service.state.access
+        access: Any = service.state.admission.access
         access.is_required = True
         client = triton.InferenceServerClient(f"127.0.0.1:{port}")
         assert client.is_server_ready()
@@ -214,6 +214,8 @@ def test_a_service_with_keys_requires_them(tmp_path: Path) -> None:
             )
         assert "UNAUTHENTICATED" in str(caught.value.status())
         client.close()
+        assert httpx.get(f"{service.url}/version", headers={"X-API-Key": "x"}).status_code == 401
+        assert access._guesses == {"127.0.0.1": 2}
         stopped = threading.Event()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             error = unfinished(channel, stopped).exception(timeout=5)  # before its message is received

@@ -16,7 +16,8 @@ from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.dependencies import Limit, address_of, part_of_model
+from boxcal.app.http.admission import TICKET
+from boxcal.app.http.dependencies import Limit, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -239,7 +240,7 @@ async def start_fit(
     ] = 0,
 ) -> Fit:
     """Fit a calibrator to validation data, evaluate it by cross-fitting, and activate it if it is better."""
-    client = address_of(request)
+    client = request.scope[TICKET].address
     async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES
         await receive(request.headers, request.stream(), folder / BODY_FILE, limit)
@@ -282,7 +283,7 @@ async def compare(
     """Evaluate versions, and methods, on one validation set; the differences are paired by sample."""
     if not versions and not methods:
         raise InvalidParameter("/compare needs `versions` or `methods` in the query string.")
-    client = address_of(request)
+    client = request.scope[TICKET].address
     chosen = await jobs.comparisons.find(list(dict.fromkeys(versions)), methods)
     async with jobs.reserve_slot(client) as folder:
         limit = limits.MAX_UPLOAD_BYTES

@@ -1,4 +1,4 @@
-"""Admits gRPC calls: checks their keys before their messages are received, and limits the messages."""
+"""Admits gRPC calls before their messages are received, and limits the messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -15,14 +14,13 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from boxcal.app.access.access import Access
-from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Limiter, Shares
+from boxcal.app.http.admission import Admission, Ticket
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Shares
 from boxcal.app.http.problems import (
     DEFECTS,
     BodyTooLarge,
     BoxcalError,
     DeadlineExceeded,
-    InvalidApiKey,
     InvalidParameter,
     MalformedBody,
     QueueFull,
@@ -32,7 +30,7 @@ from boxcal.app.http.scopes import Level, Requirement, Scope
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
-from boxcal.app.protocols.grpc.connections import Readers
+from boxcal.app.protocols.grpc.connections import Readers, parsed
 from boxcal.app.settings import limits
 
 logger = logging.getLogger("boxcal")
@@ -101,17 +99,16 @@ def check_size(method: str, data: bytes) -> None:
         raise BodyTooLarge(f"The message has {len(data):,} bytes; the limit is {most:,}.")
 
 
-class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Admits calls before their messages are received, and receives, parses and answers the admitted ones.
+class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
+    """Has calls admitted before their messages are received, and receives, parses and answers these.
 
     gRPC receives and deserialises the message of a unary call before it calls the handler. So unary calls
     are served as streams of one message, which are received on demand: nothing is received for a call that
     is refused. The key is in the metadata.
     """
 
-    def __init__(self, access: Access, bodies: Budget) -> None:
-        self._access = access
-        self._bodies = bodies
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         self._slow = Shares("unfinished messages", 2 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._watches = Shares("watches", WATCHES, WATCHES // 4)
@@ -129,27 +126,28 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             return self._streaming(handler, details)
         is_open = RPCS.get(details.method, UNKNOWN).requirement is Level.OPEN
 
+        async def answer(context: Any, peer: str, ticket: Ticket) -> Any:
+            data = await self._received(context, ticket, is_open=is_open)
+            check_size(details.method, data)
+            ticket.charge(len(data))
+            request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
+            del data
+            response = await handler.unary_unary(request, context)
+            del request
+            size = response.ByteSize()
+            self._readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
+            if size > UNCOUNTED_BYTES:
+                self._hold_until_read(size, context, ticket.client)
+            return await unblocked(size, handler.response_serializer, response)
+
         async def handle(_: Any, context: Any) -> bytes:
-            async with self._entered(details, context) as key_id:
-                data = await self._received(context, key_id, is_open=is_open)
-                check_size(details.method, data)
-                with self._bodies.holding(max(0, len(data) - UNCOUNTED_BYTES)):
-                    request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
-                    del data
-                    response = await handler.unary_unary(request, context)
-                    del request
-                size = response.ByteSize()
-                self._readers.expect(context, STALL_SECONDS + size / READ_BYTES)
-                if size > UNCOUNTED_BYTES:
-                    self._hold_until_read(size, context, key_id)
-                written: bytes = await unblocked(size, handler.response_serializer, response)
-                return written
+            written: bytes = await self._admitted(details, context, answer)
+            return written
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
-    def _hold_until_read(self, size: int, context: Any, key_id: str) -> None:
+    def _hold_until_read(self, size: int, context: Any, client: str) -> None:
         """Count an answer until its client has read it; of the answers of others a client leaves half."""
-        client = _client(context, key_id)
         if self._unread[client] and self._unread[client] + size > ANSWER_BYTES // 2:
             raise QueueFull(f"The client has not read {self._unread[client]:,} bytes of earlier answers.")
         self._answers.add(size)
@@ -177,70 +175,61 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
             async for response in responses:
                 await context.write(response)
 
-        def parsed(data: bytes) -> Any:
+        def read(data: bytes) -> Any:
             check_size(details.method, data)
             return _parsed(handler.request_deserializer, data)
 
         async def each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
             async for data in messages:
-                yield parsed(data)
+                yield read(data)
 
         async def handle(sent: Any, context: Any) -> None:
-            async with self._entered(details, context) as key_id:
-                requests = each(sent) if handler.request_streaming else parsed(sent)
-                client = _client(context, key_id)
+            async def answer(context: Any, _: str, ticket: Ticket) -> None:
+                requests = each(sent) if handler.request_streaming else read(sent)
                 if details.method.startswith(f"/{health.SERVICE_NAME}/"):
-                    with self._watches.holding(client):
+                    with self._watches.holding(ticket.client):
                         await respond(requests, context)
                 else:
-                    with self._reflections.holding(client):
+                    with self._reflections.holding(ticket.client):
                         await within(REFLECTION_SECONDS, respond(requests, context))
+
+            await self._admitted(details, context, answer)
 
         return make(handle, None, handler.response_serializer)
 
-    @asynccontextmanager
-    async def _entered(self, details: Any, context: Any) -> AsyncIterator[str]:
-        """Check the API key of a call, and turn errors into status codes with the problem's detail.
-
-        Gives the id of the key; empty without one.
-        """
-        limiter: Limiter | None = None
-        key_id = ""
+    async def _admitted(
+        self, details: Any, context: Any, answer: Callable[[Any, str, Ticket], Awaitable[Any]]
+    ) -> Any:
+        """Answer a call that is admitted; turn errors into status codes with the problem's detail."""
+        peer = context.peer()  # not asked for later: it would end the process if the call were over
+        headers = [
+            (name.encode(), value if isinstance(value, bytes) else value.encode())
+            for name, value in details.invocation_metadata
+        ]
         requirement = RPCS.get(details.method, UNKNOWN).requirement
         try:
-            if self._access.is_required and requirement is not Level.OPEN:
-                headers = [
-                    (name.encode(), value if isinstance(value, bytes) else value.encode())
-                    for name, value in details.invocation_metadata
-                ]
-                key = self._access.admit(headers, requirement)
-                key_id, limiter = key.record.id, key.limiter
-            yield key_id
+            with await self._admission.enter(headers, requirement, parsed(peer)[0]) as ticket:
+                return await answer(context, peer, ticket)
         except BoxcalError as error:
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
-            if error.kind is InvalidApiKey:
-                await asyncio.sleep(self._access.guessed(_client(context, "")))
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
-            self._readers.expect(context, STALL_SECONDS)  # a stream may have answers before the error
+            self._readers.expect(context, peer, STALL_SECONDS)  # a stream may have answers before the error
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
             logger.error("gRPC failed", exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
-        finally:
-            if limiter is not None:
-                limiter.leave()
 
-    async def _received(self, context: Any, key_id: str, *, is_open: bool) -> bytes:
+    async def _received(self, context: Any, ticket: Ticket, *, is_open: bool) -> bytes:
         """Receive the message of a call; few calls at once may take longer than a moment to send it."""
         receiving = asyncio.ensure_future(context.read())
         receiving.add_done_callback(_retrieve)
         await asyncio.wait([receiving], timeout=QUICK_SECONDS)
         if not receiving.done():
             shares, seconds = (self._open, OPEN_SECONDS) if is_open else (self._slow, RECEIVE_SECONDS)
-            with shares.holding(_client(context, key_id)):
+            with shares.holding(ticket.client):
                 await asyncio.wait([receiving], timeout=seconds)
             if not receiving.done():
                 raise DeadlineExceeded(f"The message was not received within {seconds:g} seconds.")
@@ -248,11 +237,6 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         if not isinstance(data, bytes):
             raise MalformedBody("The call has no message.")
         return data
-
-
-def _client(context: Any, key_id: str) -> str:
-    """Return whom a call counts for: its key, or the address that it comes from."""
-    return key_id or str(context.peer()).rpartition(":")[0]
 
 
 def _retrieve(receiving: asyncio.Future[Any]) -> None:

@@ -29,9 +29,8 @@ class Readers:
     def __init__(self) -> None:
         self._due: dict[int, Counter[str]] = {}
 
-    def expect(self, context: Any, seconds: float) -> None:
+    def expect(self, context: Any, peer: str, seconds: float) -> None:
         """Disconnect the client of a call unless it is over in time, or at most a second later."""
-        peer = context.peer()  # not asked for later: it would end the process if the call were over
         loop = asyncio.get_running_loop()
         second = math.ceil(loop.time() + seconds)
         unread = self._due.get(second)
@@ -59,7 +58,7 @@ def close_connections(peers: Collection[str]) -> None:
     Their sockets are found among the open files. A duplicate of a descriptor names the same connection, also
     where gRPC closes its own meanwhile.
     """
-    addresses = {_parsed(peer) for peer in peers}
+    addresses = {parsed(peer) for peer in peers}
     for file in Path("/dev/fd").iterdir():
         with suppress(OSError):
             descriptor = os.dup(int(file.name))
@@ -71,7 +70,8 @@ def close_connections(peers: Collection[str]) -> None:
                     one.shutdown(socket.SHUT_RDWR)
 
 
-def _parsed(peer: str) -> tuple[str, str]:
+def parsed(peer: str) -> tuple[str, str]:
+    """Return the host and the port of a peer."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return host.strip("[]"), port
 

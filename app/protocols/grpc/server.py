@@ -25,7 +25,7 @@ from boxcal.app.http.problems import InternalError, InvalidInput, MalformedBody
 from boxcal.app.http.protocol import IDLE_SECONDS
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
-from boxcal.app.protocols.grpc.admission import SERVICE, Admission
+from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor
 from boxcal.app.protocols.v2 import routes
 from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import (
@@ -210,7 +210,7 @@ async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) ->
     ]
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
-        interceptors=[Admission(state.access, state.bodies)],
+        interceptors=[Interceptor(state.admission)],
         options=[*options, ("grpc.so_reuseport", int(state.is_shared))],
         maximum_concurrent_rpcs=MAX_CALLS,
     )

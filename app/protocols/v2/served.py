@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from boxcal.app.access.access import Access
-from boxcal.app.http.limits import Budget
+from boxcal.app.http.admission import Admission
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.activator import ActiveCalibrator
@@ -40,12 +39,8 @@ class ProtocolState(Protocol):
         """The metrics of the service."""
 
     @property
-    def access(self) -> Access:
-        """Checks API keys."""
-
-    @property
-    def bodies(self) -> Budget:
-        """Counts the bytes of bodies and messages."""
+    def admission(self) -> Admission:
+        """Checks API keys, and counts the bytes of messages."""
 
     @property
     def is_shared(self) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -93,7 +94,8 @@ def test_the_last_use_is_recorded_when_the_service_ends(tmp_path: Path) -> None:
     store.create("unused", {Scope.READ}, TESTER)
     with running(tmp_path) as service:
         assert httpx.get(f"{service.url}/stats", headers={"X-API-Key": used}).status_code == 200
-        service.state.access.record_uses()
+        access: Any = service.state.admission.access
+        access.record_uses()
         first = store.list()[0].last_used_at
         assert httpx.get(f"{service.url}/stats", headers={"X-API-Key": used}).status_code == 200
     last, never = (record.last_used_at for record in store.list())
@@ -128,9 +130,9 @@ async def test_another_address_than_loopback_needs_a_key(tmp_path: Path) -> None
         async with build(settings, telemetry):
             raise AssertionError("it started")
     async with build(settings.model_copy(update={"allow_anonymous": True}), Telemetry({})) as state:
-        assert not state.access.is_required
+        assert not state.admission.access.is_required
     store = KeyStore.at(sqlite_url(tmp_path))
     store.create("any", {Scope.READ}, TESTER)
     store.close()
     async with build(settings, Telemetry({})) as state:
-        assert state.access.is_required
+        assert state.admission.access.is_required

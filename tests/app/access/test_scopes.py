@@ -135,7 +135,7 @@ def test_the_document_declares_what_each_route_requires(guarded: Guarded) -> Non
 def test_wrong_keys_are_logged_once_a_minute_counted_and_answered_ever_later(
     guarded: Guarded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    access = guarded.service.state.access
+    access = guarded.service.state.admission.access
     monkeypatch.setattr(access, "_guesses", Counter())
     with httpx.Client(base_url=guarded.url) as http:
         metric = 'boxcal_rejected_total{reason="invalid-api-key"} '

@@ -1,0 +1,105 @@
+"""Admits the requests of every protocol: key and scope, rate, and a ticket that charges what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+from types import TracebackType
+from typing import Any, Protocol
+
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget
+from boxcal.app.http.problems import BoxcalError, InvalidApiKey
+from boxcal.app.http.scopes import Level, Requirement
+
+TICKET = "boxcal.ticket"
+"""Under this name a request's ASGI scope has its ticket."""
+
+
+class KeyCheck(Protocol):
+    """The keys of the service, as requests are checked against them."""
+
+    is_required: bool
+    """Whether requests need a key."""
+
+    def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> Any:
+        """Return the key of a request that may pass, or raise the problem that refuses it."""
+
+    def guessed(self, address: str) -> float:
+        """Note a wrong key, and return how long its answer waits."""
+
+
+def address_of(host: str) -> str:
+    """Return the address that a host is; empty where a proxy names something else."""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return ""
+
+
+class Ticket:
+    """Whom a request counts for, and what it holds until the block ends.
+
+    `key`: None where none is required.
+    """
+
+    __slots__ = ("_bodies", "_held", "_host", "key")
+
+    def __init__(self, bodies: Budget, host: str, key: Any) -> None:
+        self._bodies = bodies
+        self._host = host
+        self._held = 0
+        self.key = key
+
+    @property
+    def address(self) -> str:
+        return address_of(self._host)
+
+    @property
+    def client(self) -> str:
+        """The id of the key, or the address."""
+        return self.address if self.key is None else self.key.record.id
+
+    def rate(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that tell what is left of the rate."""
+        return [] if self.key is None or self.key.limiter is None else self.key.limiter.headers()
+
+    def charge(self, size: int) -> None:
+        """Count the bytes that have arrived so far of a body or message; raises what the budget does."""
+        more = size - UNCOUNTED_BYTES - self._held
+        if more > 0:
+            self._bodies.add(more)
+            self._held += more
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._held:
+            self._bodies.release(self._held)
+        if self.key is not None and self.key.limiter is not None:
+            self.key.limiter.leave()
+
+
+class Admission:
+    """Gives each request its ticket; used by the event loop alone.
+
+    `bodies`: counts the bytes of bodies and messages of all protocols.
+    """
+
+    def __init__(self, access: KeyCheck, bodies: Budget) -> None:
+        self.access = access
+        self.bodies = bodies
+
+    async def enter(self, headers: list[tuple[bytes, bytes]], requirement: Requirement, host: str) -> Ticket:
+        """Return the ticket of a request, a context manager; a wrong key waits for its refusal."""
+        key = None
+        if self.access.is_required and requirement is not Level.OPEN:
+            try:
+                key = self.access.admit(headers, requirement)
+            except BoxcalError as error:
+                if error.kind is InvalidApiKey:
+                    await asyncio.sleep(self.access.guessed(address_of(host)))
+                raise
+        return Ticket(self.bodies, host, key)
