@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import reprlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ HINTED = 100
 """Problems whose unknown label is compared with all that are known, which takes milliseconds."""
 LONGEST_SOURCE = 64
 LONGEST_KEY = 200
+LARGEST = sys.float_info.max  # compared with integers exactly, however many digits they have
 MEMBERS = {"id", "label", "propensity", "source", "logits", "key"}
 
 
@@ -111,6 +112,6 @@ def _logits(values: Any, num_classes: int) -> bytes:
     if not isinstance(values, list) or len(values) != num_classes:
         raise _Malformed(f"logits must be a list of {num_classes} numbers")
     for position, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise _Malformed(f"logits[{position}] is {value!r:.100}; logits are finite numbers")
     return pack(np.array([values], np.float64)).tobytes()

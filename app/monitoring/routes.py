@@ -174,7 +174,7 @@ async def give_feedback(
     )
 
 
-def _read(body: bytes | bytearray, reader: ItemReader) -> None:
+def _read(body: bytes, reader: ItemReader) -> None:
     reader.add(json_object(body, ("items",)).get("items"))
 
 

@@ -60,7 +60,6 @@ COPIED = 2**20
 SCORES = KINDS
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
 
-Body = bytes | bytearray
 T = TypeVar("T")
 
 
@@ -108,7 +107,7 @@ async def read(
         return RequestBody(kind, files, member, options, sum(map(len, files)))
     if kind != JSON:
         body = await read_body(request)
-        return RequestBody(kind, body if kind == NPY else bytes(body), member, options, len(body))
+        return RequestBody(kind, body, member, options, len(body))
     body = await read_json(request, JSON_ALTERNATIVES[kinds])
     parsed = await unblocked(len(body), json_object, body, (*members, "options"))
     options = _noted(request, request_options.from_json(parsed.get("options")))
@@ -160,7 +159,7 @@ def header(request: Request, name: bytes) -> str:
     return ""
 
 
-async def read_json(request: Request, others: Sequence[str]) -> Body:
+async def read_json(request: Request, others: Sequence[str]) -> bytes:
     announced = header(request, b"content-length")
     if announced.isdecimal() and int(announced[:20]) > limits.MAX_JSON_BYTES:
         raise _too_large(others)
@@ -175,7 +174,7 @@ def _too_large(others: Sequence[str]) -> BoxcalError:
     return BodyTooLarge(f"A JSON body has at most {most} bytes; send more as {' or '.join(others)}.")
 
 
-async def read_body(request: Request) -> Body:
+async def read_body(request: Request) -> bytes:
     chunks = await _chunks(request)
     return chunks[0] if len(chunks) == 1 else await _joined(chunks)
 
@@ -189,8 +188,8 @@ async def read_tensors(request: Request, start: int) -> memoryview:
     return memoryview(await _joined([bytes(padding), *chunks]))[padding:]
 
 
-async def _joined(chunks: list[bytes]) -> bytearray:
-    join = bytearray().join
+async def _joined(chunks: list[bytes]) -> bytes:
+    join = b"".join
     return join(chunks) if sum(map(len, chunks)) <= COPIED else await asyncio.to_thread(join, chunks)
 
 
@@ -241,7 +240,7 @@ class CollectionPause:
 COLLECTION_PAUSE = CollectionPause()
 
 
-def parse_json(body: Body | memoryview) -> Any:
+def parse_json(body: bytes | memoryview) -> Any:
     """Parse JSON; what is large is counted first, because no other thread runs while it is parsed."""
     if len(body) <= QUICK_BYTES:
         return orjson.loads(body)
@@ -258,7 +257,7 @@ def parse_json(body: Body | memoryview) -> Any:
         return orjson.loads(body)
 
 
-def json_object(body: Body, members: tuple[str, ...]) -> Mapping[str, Any]:
+def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
     """Parse a JSON object that has these members and no others."""
     try:
         document = parse_json(body)
@@ -281,7 +280,7 @@ def json_object(body: Body, members: tuple[str, ...]) -> Mapping[str, Any]:
     return document
 
 
-def _with_nan(body: Body) -> Any:
+def _with_nan(body: bytes) -> Any:
     """Parse JSON that contains NaN or Infinity, so that the check of the values can name the place."""
     if len(body) > NAN_LIMIT:
         return None

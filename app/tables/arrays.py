@@ -82,7 +82,7 @@ DOT_NUMBERS = 8192
 """BLAS takes the product of longer vectors with threads that wait for each other: 10 ms on busy cores."""
 
 
-def read_npy(body: bytes | bytearray) -> NDArray[Any]:
+def read_npy(body: bytes) -> NDArray[Any]:
     """View an `.npy` body as the array it holds, without a copy."""
     start = io.BytesIO(memoryview(body)[: 2 * MAX_HEADER_BYTES])
     try:

@@ -165,6 +165,19 @@ def test_rows_with_bounds_of_their_own_are_limited(address: str) -> None:
         inferred(address, request)
 
 
+@pytest.mark.parametrize(("method", "size", "calls"), [("ServerLive", 2**16, 10), ("ModelInfer", 4 * MIB, 1)])
+def test_a_number_without_end_is_refused_at_its_tenth_byte(
+    service: Service, address: str, method: str, size: int, calls: int
+) -> None:
+    before = sum(service.process.cpu_times()[:2])
+    with ExitStack() as stack:
+        call = channel_to(address, stack).unary_unary(f"/inference.GRPCInferenceService/{method}")
+        for _ in range(calls):
+            with pytest.raises(grpc.RpcError, match="a field ends behind its end"):
+                call(b"\xff" * size, timeout=10)
+    assert sum(service.process.cpu_times()[:2]) - before < 1.0
+
+
 def test_parameters_of_one_input_are_limited(address: str) -> None:
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     tensor = request.inputs.add(name="logits", datatype="FP32", shape=[1, 10])

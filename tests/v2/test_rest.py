@@ -22,6 +22,7 @@ from boxcal.app.protocols.v2.tensors import from_json
 from boxcal.models.digits_data import load_digits_split
 from tests.app.raising import raises_problem
 from tests.app.running import Service, running
+from tests.pauses import PAUSES
 
 LOGITS = np.random.default_rng(6).normal(size=(5, 10)) * 3
 
@@ -149,6 +150,15 @@ def test_bounds_are_tensors_of_one_row_or_of_each(client: Any, service: Service)
         ]
         np.testing.assert_array_equal(answer.as_numpy("probabilities"), expected)
         assert (answer.as_numpy("probabilities") <= rows).all()
+
+
+def test_other_requests_run_between_1024_rows_with_bounds_of_their_own(client: Any) -> None:
+    rows = np.linspace(0, 3, 10_240).reshape(1024, 10)
+    upper = triton.InferInput("upper", [1024, 10], "FP64").set_data_from_numpy(np.full_like(rows, 0.3))
+    answer = client.infer("digits.calibrator", [logits_input(rows), upper]).as_numpy("probabilities")
+    assert answer[[0, 500, 1023]].sum(axis=1) == pytest.approx(1.0)
+    PAUSES.settle()
+    assert PAUSES.longest <= 0.05
 
 
 @pytest.mark.parametrize("count", [1, 4, 10])

@@ -162,7 +162,7 @@ class UploadChecks:
             return REFUSALS.get(error.problem, InvalidUpload)(str(error))
         return NotReady(GOING_DOWN) if self._closing.is_set() else InvalidUpload(f"{what} {error}")
 
-    async def read_labels(self, table: bytes | bytearray, add: Callable[[list[Any]], None]) -> None:
+    async def read_labels(self, table: bytes, add: Callable[[list[Any]], None]) -> None:
         """Let a worker turn a table of labels, Parquet or CSV, into items as in a JSON body.
 
         `add`: called in a thread with some items at a time, so that they are never all in memory.

@@ -288,13 +288,10 @@ def count_fields(data: bytes | memoryview, limit: int, nested: Collection[int] =
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Read a number of 7 bits a byte, least first, and return the position behind it."""
-    value = shift = 0
-    while position < len(data):
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
+    """Read a number of 7 bits a byte, least first, in 10 bytes at most, and return the position behind it."""
+    value = 0
+    for place, byte in enumerate(data[position : position + 10]):
+        value |= (byte & 127) << 7 * place
         if byte < 128:
-            return value, position
-        shift += 7
+            return value, position + place + 1
     return value, len(data) + 1

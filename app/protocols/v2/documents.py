@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from boxcal.app.http.problems import BodyTooLarge, InvalidInput, InvalidParameter, MalformedBody
-from boxcal.app.predict.bodies import COPIED, QUICK_BYTES, Body, parse_json
+from boxcal.app.predict.bodies import COPIED, QUICK_BYTES, parse_json
 from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 from boxcal.app.settings import limits
@@ -22,9 +22,9 @@ REPEATED = 4096
 """Bytes of JSON before binary data that are remembered with their meaning."""
 
 
-def parsed_size(body: Body | memoryview, length: str) -> int:
+def parsed_size(body: bytes | memoryview, length: str) -> int:
     """Return how many bytes of a request are parsed, and not only viewed as numbers."""
-    head = len(body) if isinstance(body, bytes | bytearray) else int(length)
+    head = len(body) if isinstance(body, bytes) else int(length)
     if len(body) > COPIED or head > QUICK_BYTES or b"BYTES" in bytes(body[:head]):
         return len(body)
     return head
@@ -64,7 +64,7 @@ def all_binary(answered: Answered, head: JsonPart) -> bool:
 
 
 def read_request(
-    body: Body | memoryview, length: str, model: str, version: str
+    body: bytes | memoryview, length: str, model: str, version: str
 ) -> tuple[InferenceRequest, JsonPart]:
     """Read a request and its tensors.
 
@@ -83,7 +83,7 @@ def read_request(
     head = (
         repeated_head(bytes(body[:position]))
         if is_known
-        else read_head(body if isinstance(body, bytes | bytearray) and not length else bytes(body[:position]))
+        else read_head(body if isinstance(body, bytes) and not length else bytes(body[:position]))
     )
     rest, inputs = memoryview(body), {}
     for sent in head.inputs:
@@ -105,7 +105,7 @@ def read_request(
     return InferenceRequest(model, version, inputs, head.outputs, head.parameters), head
 
 
-def read_head(text: Body) -> JsonPart:
+def read_head(text: bytes) -> JsonPart:
     """Read the JSON part of a request."""
     try:
         document = parse_json(text)

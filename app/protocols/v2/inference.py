@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
 NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
 """The outputs of a row, and an object of `BYTES`, take as long as so many numbers."""
 MAX_PARAMETERS = 64
-MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS = 1024, 2**16
+MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS, BOUNDED_ROWS_AT_ONCE = 1024, 2**16, 128
 """Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
 
 
@@ -172,16 +173,17 @@ class Models:
         # One calibrator for all rows, also if another one is activated meanwhile.
         version = document.get("calibrator", "active")
         document["calibrator"] = self._pipeline.active_version if version == "active" else version
-        answers = await asyncio.gather(
-            *(
-                self._run(
-                    asked.model,
-                    {name: array[row : row + 1] for name, array in given.items()},
-                    request_options.from_json({**document, "bounds": one}),
-                )
-                for row, one in enumerate(per_row)
+        runs = (
+            self._run(
+                asked.model,
+                {name: array[row : row + 1] for name, array in given.items()},
+                request_options.from_json({**document, "bounds": one}),
             )
+            for row, one in enumerate(per_row)
         )
+        answers: list[CalibratedAnswer] = []
+        while some := list(islice(runs, BOUNDED_ROWS_AT_ONCE)):
+            answers += await asyncio.gather(*some)
         joined = Rows.join([answer.rows for answer in answers])
         first = answers[0]
         return CalibratedAnswer(first.model, first.labels, first.served, joined, first.options, first.seconds)

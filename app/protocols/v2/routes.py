@@ -29,7 +29,6 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.bodies import (
     COPIED,
-    Body,
     header,
     read_json,
     read_tensors,
@@ -178,7 +177,7 @@ async def infer(request: DirectRequest) -> None:
     model, version = request.path_params["model"], request.path_params.get("version", "")
     length = header(request, HEADER_LENGTH)
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
-        body: Body | memoryview = await read_tensors(request, int(length))
+        body: bytes | memoryview = await read_tensors(request, int(length))
     else:
         body = await read_json(request, [BINARY_TENSORS])
     asked, head = await unblocked(parsed_size(body, length), read_request, body, length, model, version)

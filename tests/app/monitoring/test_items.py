@@ -60,6 +60,8 @@ def test_logits_are_kept_relative_to_the_largest() -> None:
         ({"id": ID, "label": 1, "sauce": "a"}, "there is no member 'sauce'"),
         ({"key": "a", "logits": [1, 2], "label": 1}, "logits must be a list of 3 numbers"),
         ({"key": "a", "logits": [1, 2, float("inf")], "label": 1}, "logits[2] is inf; logits are finite"),
+        ({"key": "a", "logits": [1, 2, 10**400], "label": 1}, "logits[2] is 1000"),
+        ({"key": "a", "logits": [1, 2, float("nan")], "label": 1}, "logits[2] is nan"),
         ({"key": "", "logits": [1, 2, 3], "label": 1}, "key is ''"),
     ],
 )
