@@ -20,7 +20,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.http.admission import Admission
-from boxcal.app.http.limits import Budget, Shares
+from boxcal.app.http.limits import Shares
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring
 from boxcal.app.monitoring.monitor import Monitor
@@ -268,7 +268,7 @@ async def build(settings: Settings, telemetry: Telemetry, slot: Slot | None = No
             models=models,
             default=default,
             v2={name: model for model in models.values() for name in model.v2.names},
-            admission=Admission(access, Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES)),
+            admission=Admission(access),
             event_streams=event_streams(),
             collected=collected,
             is_shared=slot is not None,

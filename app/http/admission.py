@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Protocol
 
 from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget
-from boxcal.app.http.problems import BoxcalError, InvalidApiKey
+from boxcal.app.http.problems import BoxcalError, InvalidApiKey, QueueFull
 from boxcal.app.http.scopes import Level, Requirement
+from boxcal.app.settings import limits
 
 TICKET = "boxcal.ticket"
 """Under this name a request's ASGI scope has its ticket."""
@@ -42,12 +45,13 @@ class Ticket:
     `key`: None where none is required.
     """
 
-    __slots__ = ("_bodies", "_held", "_host", "key")
+    __slots__ = ("_admission", "_at_end", "_held", "_host", "key")
 
-    def __init__(self, bodies: Budget, host: str, key: Any) -> None:
-        self._bodies = bodies
+    def __init__(self, admission: Admission, host: str, key: Any) -> None:
+        self._admission = admission
         self._host = host
         self._held = 0
+        self._at_end: list[Callable[..., object]] = []
         self.key = key
 
     @property
@@ -67,8 +71,29 @@ class Ticket:
         """Count the bytes that have arrived so far of a body or message; raises what the budget does."""
         more = size - UNCOUNTED_BYTES - self._held
         if more > 0:
-            self._bodies.add(more)
+            self._admission.bodies.add(more)
             self._held += more
+
+    def answer(self, size: int, at_end: Callable[..., object] | None = None) -> None:
+        """Count an answer; of all those that are not read, a client leaves half.
+
+        An answer may be larger if there is no other. `at_end`: takes what to call once the answer is read, if
+        that is not at the end of the block.
+        """
+        answers, unread, client = self._admission.answers, self._admission.unread, self.client
+        if unread[client] and unread[client] + size > answers.limit // 2:
+            raise QueueFull(f"The client has not read {unread[client]:,} bytes of earlier answers.")
+        counted = size if answers.held else min(size, answers.limit)
+        answers.add(counted)
+        unread[client] += size
+
+        def read(*_: object) -> None:
+            answers.release(counted)
+            unread[client] -= size
+            if not unread[client]:
+                del unread[client]
+
+        (at_end or self._at_end.append)(read)
 
     def __enter__(self) -> Ticket:
         return self
@@ -77,7 +102,9 @@ class Ticket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._held:
-            self._bodies.release(self._held)
+            self._admission.bodies.release(self._held)
+        for call in self._at_end:
+            call()
         if self.key is not None and self.key.limiter is not None:
             self.key.limiter.leave()
 
@@ -85,12 +112,15 @@ class Ticket:
 class Admission:
     """Gives each request its ticket; used by the event loop alone.
 
-    `bodies`: counts the bytes of bodies and messages of all protocols.
+    `bodies`, `answers`: count the bytes of those that are under way, of all protocols. `unread`: the bytes of
+    answers by client.
     """
 
-    def __init__(self, access: KeyCheck, bodies: Budget) -> None:
+    def __init__(self, access: KeyCheck) -> None:
         self.access = access
-        self.bodies = bodies
+        self.bodies = Budget("bytes of bodies", 8 * limits.MAX_BODY_BYTES)
+        self.answers = Budget("bytes of answers", 8 * limits.MAX_BODY_BYTES)
+        self.unread: Counter[str] = Counter()
 
     async def enter(self, headers: list[tuple[bytes, bytes]], requirement: Requirement, host: str) -> Ticket:
         """Return the ticket of a request, a context manager; a wrong key waits for its refusal."""
@@ -102,4 +132,4 @@ class Admission:
                 if error.kind is InvalidApiKey:
                     await asyncio.sleep(self.access.guessed(address_of(host)))
                 raise
-        return Ticket(self.bodies, host, key)
+        return Ticket(self, host, key)

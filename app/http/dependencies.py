@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from boxcal.app.http.admission import TICKET
 from boxcal.app.http.protocol import EXTENSION, BodyParts
 from boxcal.app.http.scopes import ROUTES, Level, Requirement, Scope
 
@@ -85,6 +86,8 @@ class DirectRequest(Request):
         length = sum(map(len, body))
         if len(body) > 1 and length <= JOINED:
             body = [b"".join(body)]
+        if length > AT_ONCE:
+            self.scope[TICKET].answer(length)
         fixed = [(b"content-length", b"%d" % length), (b"content-type", media_type.encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         if length <= AT_ONCE and EXTENSION in self.scope.get("extensions", ()):

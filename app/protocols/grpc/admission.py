@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -16,7 +15,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.http.admission import Admission, Ticket
-from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Shares
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Shares
 from boxcal.app.http.problems import (
     DEFECTS,
     BodyTooLarge,
@@ -24,7 +23,6 @@ from boxcal.app.http.problems import (
     DeadlineExceeded,
     InvalidParameter,
     MalformedBody,
-    QueueFull,
 )
 from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import Level, Requirement, Scope
@@ -61,8 +59,6 @@ SLOW_MESSAGES = 8
 """Messages of one client that may take longer than `QUICK_SECONDS` to arrive; of all, twice as many."""
 WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
 """Streams of each kind, a quarter of them of one client."""
-ANSWER_BYTES = 4 * limits.MAX_BODY_BYTES
-"""Of answers that their clients have not read, which have more than `UNCOUNTED_BYTES`."""
 READ_BYTES = 2**20
 """A client reads so many bytes of an answer a second, beyond the first `STALL_SECONDS`."""
 
@@ -114,8 +110,6 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
         self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._watches = Shares("watches", WATCHES, WATCHES // 4)
         self._reflections = Shares("reflections", REFLECTIONS, REFLECTIONS // 4)
-        self._answers = Budget("bytes of answers", ANSWER_BYTES)
-        self._unread: Counter[str] = Counter()
         self._readers = Readers()
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -138,7 +132,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             size = response.ByteSize()
             self._readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
             if size > UNCOUNTED_BYTES:
-                self._hold_until_read(size, context, ticket.client)
+                ticket.answer(size, context.add_done_callback)
             return await unblocked(size, handler.response_serializer, response)
 
         async def handle(_: Any, context: Any) -> bytes:
@@ -146,20 +140,6 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             return written
 
         return grpc.stream_unary_rpc_method_handler(handle)
-
-    def _hold_until_read(self, size: int, context: Any, client: str) -> None:
-        """Count an answer until its client has read it; of the answers of others a client leaves half."""
-        if self._unread[client] and self._unread[client] + size > ANSWER_BYTES // 2:
-            raise QueueFull(f"The client has not read {self._unread[client]:,} bytes of earlier answers.")
-        self._answers.add(size)
-        self._unread[client] += size
-
-        def release(_: Any) -> None:
-            self._answers.release(size)
-            self._unread[client] -= size
-            self._unread += Counter()  # removes clients that have read everything
-
-        context.add_done_callback(release)
 
     def _streaming(self, handler: Any, details: Any) -> Any:
         """Admit a call that is answered by a stream: the health watch and reflection."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from boxcal.app.client import BoxcalClient, RetryPolicy, TooManyRequestsError
 from boxcal.app.http.limits import Limiter
 from boxcal.app.http.problems import RateLimited
 from boxcal.app.http.scopes import Scope
+from boxcal.app.tables.arrays import write_npy
 from tests.app.access.conftest import TESTER, Guarded
 from tests.app.raising import raises_problem
+from tests.app.running import running
 from tests.app.waiting import until
 
 LOGITS = b'{"logits": [[1, 2, 3, 4, 5, 6, 7, 8, 9, 0]]}'
@@ -41,6 +46,33 @@ def test_requests_per_minute_are_limited_and_counted_in_headers(guarded: Guarded
             client.stats()
         assert error.value.retry_after is not None
     assert "ratelimit" not in httpx.get(f"{guarded.url}/stats", headers=guarded.headers("read")).headers
+
+
+def test_a_client_leaves_half_of_the_answers_that_are_not_read(tmp_path: Path) -> None:
+    body = b"".join(write_npy(np.zeros((60_000, 10), np.float32)))
+    head = "POST /calibrate?probabilities=true&top_k=10 HTTP/1.1\r\nhost: localhost\r\n"
+    head += f"content-type: application/x-npy\r\ncontent-length: {len(body)}\r\n\r\n"
+    with running(tmp_path, model="logits:10") as service, ExitStack() as stack:
+        url = httpx.URL(service.url)
+
+        def asked(host: str) -> bytes:
+            line = stack.enter_context(socket.socket())
+            line.bind((host, 0))
+            line.settimeout(30)
+            line.connect((url.host, url.port))
+            line.sendall(head.encode() + body)
+            return line.recv(10_000)
+
+        admission = service.state.admission
+        answers = [asked("127.0.0.1") for _ in range(3)]
+        assert admission.unread["127.0.0.1"] // 1000 == 118_440
+        assert admission.answers.limit == 268_435_456
+        refused = asked("127.0.0.1")
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b"has not read 118,440," in refused
+        assert [one[:12] for one in (*answers, asked("127.0.0.2"))] == [b"HTTP/1.1 200"] * 4
+        stack.close()
+        until(lambda: (admission.answers.held, admission.unread) == (0, {}))
 
 
 def test_requests_in_progress_are_limited(guarded: Guarded) -> None:
