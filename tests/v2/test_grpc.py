@@ -151,7 +151,7 @@ def test_bodies_of_both_protocols_share_one_budget(
         assert answer.status_code == status
     assert "Requests under way hold 268,435,456 bytes of bodies" in answer.json()["detail"]
     client.infer("digits.calibrator", [logits_input(small)])
-    with pytest.raises(InferenceServerException, match="hold 268,435,456 bytes of bodies; 65,") as caught:
+    with pytest.raises(InferenceServerException, match="hold 268,435,456 bytes of bodies; 66,") as caught:
         client.infer("digits.calibrator", [logits_input(large)])
     assert caught.value.status() == "StatusCode.UNAVAILABLE"
 

@@ -19,6 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from boxcal.app.protocols.grpc.admission import measured
 from boxcal.app.protocols.grpc.connections import close_connections
 from tests.app.access.test_event_streams import FEW
 from tests.app.fitting.service import Service, free_port
@@ -134,6 +135,47 @@ def test_typed_contents_are_read_beside_the_event_loop(service: Service, address
     assert slowest_health_check(service, lambda: answers.append(inferred(address, request))) < 1.0
     probabilities = np.frombuffer(answers[0].raw_output_contents[0]).reshape(200_000, 10)
     np.testing.assert_allclose(probabilities, 0.1, rtol=1e-15)
+
+
+@pytest.mark.parametrize("member", ["shape", "contents", "id"])
+def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, member: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name="", raw_input_contents=[bytes(500)])
+    tensor = request.inputs.add()
+    if member == "id":
+        request.id = "1" * 10_000
+    else:
+        numbers = tensor.shape if member == "shape" else tensor.contents.int64_contents
+        numbers.extend([1] * 10_000)
+    assert measured(request.SerializeToString()) == len(request.SerializeToString()) + 320_000
+    if member == "id":
+        request.id = "1" * 20_000_000
+    else:
+        numbers.extend([1] * 19_990_000)
+    before = memory(service)
+    with pytest.raises(
+        grpc.RpcError, match="20,000,000 bytes of typed contents and names; the limit is 4,194,304"
+    ):
+        inferred(address, request)
+    assert memory(service) - before < 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "says"),
+    [
+        (230_000, {"probabilities": 10}, "lists 2,300,000 classes, which need about 588,800,000 bytes"),
+        (800_000, {"probabilities": 0, "logits": 0, "index": 0}, "134,400,000 bytes or more; the limit is"),
+    ],
+)
+def test_answers_that_are_too_large_are_refused(
+    address: str, rows: int, outputs: dict[str, int], says: str
+) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(40 * rows)])
+    request.inputs.add(name="logits", datatype="FP32", shape=[rows, 10])
+    for name, classes in outputs.items():
+        request.outputs.add(name=name).parameters["classification"].int64_param = classes
+    with pytest.raises(grpc.RpcError, match=says) as caught:
+        inferred(address, request)
+    assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_labels_of_many_rows_are_written_beside_the_event_loop(service: Service, address: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -49,8 +49,12 @@ STATUS = {
 }
 MAX_FIELDS = 4000
 """Inputs, outputs, parameters and raw contents of one message, and the fields of each input and output."""
-TENSORS = (5, 6)
-"""Numbers of the fields `inputs` and `outputs` of a request."""
+COUNTED = ((5,), (6,), (5, 5))
+"""The fields `inputs` and `outputs` of a request, and the typed contents of an input."""
+UNPARSED = ((7,), (5, 5, 8))
+"""Raw contents and typed `BYTES`: all else, numbers for the most part, becomes larger when it is parsed."""
+PARSED_BYTES = 32
+"""Of a number of one byte: 8 in the message, which doubles as it grows, and 8 in an array."""
 QUICK_SECONDS = 0.1
 RECEIVE_SECONDS = 20.0
 OPEN_SECONDS = 2.0
@@ -124,7 +128,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
         async def answer(context: Any, peer: str, ticket: Ticket) -> Any:
             data = await self._received(context, ticket, is_open=is_open)
             check_size(details.method, data)
-            ticket.charge(len(data))
+            ticket.charge(measured(data))
             request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
             del data
             response = await handler.unary_unary(request, context)
@@ -158,6 +162,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
 
         def read(data: bytes) -> Any:
             check_size(details.method, data)
+            measured(data)
             return _parsed(handler.request_deserializer, data)
 
         async def each(messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
@@ -238,31 +243,42 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
         return data
 
 
-def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
-    """Deserialise a message that has no more fields than a request may have.
+def measured(data: bytes) -> int:
+    """Check what the fields of a message cost, and return how many bytes it takes once parsed.
 
-    Each field becomes an object, however few bytes it has: two or more.
+    A field has two bytes or more, and becomes an object.
     """
-    fields = count_fields(data, MAX_FIELDS) if len(data) > 2 * MAX_FIELDS else 0
+    if len(data) <= 2 * MAX_FIELDS:
+        return len(data)
+    fields, parsed = count(data)
     if fields > MAX_FIELDS:
         raise InvalidParameter(f"The message has more than {MAX_FIELDS:,} inputs, outputs and parameters.")
+    if fields < 0:
+        raise MalformedBody("The message cannot be parsed: a field ends behind its end.")
+    if parsed > limits.MAX_JSON_BYTES:
+        raise BodyTooLarge(
+            f"The message has {parsed:,} bytes of typed contents and names; the limit is "
+            f"{limits.MAX_JSON_BYTES:,}. Send more as raw contents."
+        )
+    return len(data) + PARSED_BYTES * parsed
+
+
+def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
     try:
-        if fields < 0:
-            raise ValueError("a field ends behind its end")
         return deserialize(data)
     except Exception as error:  # protobuf raises several types
         raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
 
 
-def count_fields(data: bytes | memoryview, limit: int, nested: Collection[int] = TENSORS) -> int:
-    """Count the fields of a message and of the messages in its fields `nested`, up to more than `limit`.
+def count(data: bytes | memoryview, limit: int = MAX_FIELDS, path: tuple[int, ...] = ()) -> tuple[int, int]:
+    """Count the fields of a message and in it, up to more than `limit`, and the bytes that are parsed.
 
-    A field is a tag, whose three lowest bits are the wire type, and a value. Returns -1 if a field ends
-    behind the data.
+    A field is a tag, whose three lowest bits are the wire type, and a value. `path`: numbers of the fields in
+    which this message is. The first count is -1 if a field ends behind the data.
     """
     data = memoryview(data)
-    position = count = 0
-    while position < len(data) and count <= limit:
+    position = fields = parsed = 0
+    while position < len(data) and fields <= limit:
         tag, position = _varint(data, position)
         kind = tag & 7
         if kind == 0:
@@ -270,19 +286,25 @@ def count_fields(data: bytes | memoryview, limit: int, nested: Collection[int] =
         elif kind == 2:
             length, position = _varint(data, position)
             start, position = position, position + length
-            if tag >> 3 in nested and position <= len(data):
-                inner = count_fields(data[start:position], limit - count, ())
-                if inner < 0:
-                    return -1
-                count += inner
+            inner = (*path, tag >> 3)
+            if inner in COUNTED and position <= len(data):
+                more, bytes_in_it = count(data[start:position], limit - fields, inner)
+                if more < 0:
+                    return -1, parsed
+                fields += more
+                parsed += bytes_in_it
+            elif inner not in UNPARSED:
+                parsed += length
         else:
             position += {1: 8, 5: 4}.get(kind, len(data))
-        count += 1
-    return count if position <= len(data) else -1
+        fields += 1
+    return (fields if position <= len(data) else -1), parsed
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
     """Read a number of 7 bits a byte, least first, in 10 bytes at most, and return the position behind it."""
+    if position < len(data) and (value := data[position]) < 128:
+        return value, position + 1
     value = 0
     for place, byte in enumerate(data[position : position + 10]):
         value |= (byte & 127) << 7 * place

@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.problems import InvalidBounds, InvalidInput, InvalidParameter, ModelNotFound
+from boxcal.app.http.problems import (
+    InvalidBounds,
+    InvalidInput,
+    InvalidParameter,
+    ModelNotFound,
+    RequestTooLarge,
+)
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.bodies import COPIED, SCORES
@@ -40,6 +46,8 @@ IGNORED = ("sequence_id", "sequence_start", "sequence_end", "priority", "binary_
 PARAMETERS = (*SIDES, "timeout", "timeout_ms", "calibrator")
 NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
 """The outputs of a row, and an object of `BYTES`, take as long as so many numbers."""
+LISTED_BYTES = 256
+"""Of one class in the form of the classification extension, as text and written."""
 MAX_PARAMETERS = 64
 MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS, BOUNDED_ROWS_AT_ONCE = 1024, 2**16, 128
 """Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
@@ -160,6 +168,12 @@ class Models:
         document = _options(asked)
         given = {name: array for name, array in asked.inputs.items() if name not in SIDES}
         rows = _rows(given)
+        listed = rows * sum(min(top, self._backbone.num_classes) for _, top in asked.outputs)
+        if listed * LISTED_BYTES > self._pipeline.memory.limit:
+            raise RequestTooLarge(
+                f"`classification` lists {listed:,} classes, which need about {listed * LISTED_BYTES:,} "
+                f"bytes; the limit is {self._pipeline.memory.limit:,}."
+            )
         bounds = {side: asked.inputs[side] for side in SIDES if side in asked.inputs}
         per_row = _bounds(bounds, document, rows, self._backbone.num_classes)
         if per_row is None:
