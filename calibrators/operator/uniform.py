@@ -40,14 +40,6 @@ class UniformNll(NamedTuple):
     by_upper: float
 
 
-class LabelLogProbability(NamedTuple):
-    """Log-probability of each row's label, and its derivatives in the row's two bounds: float64 (N,) each."""
-
-    value: Floats
-    by_lower: Floats
-    by_upper: Floats
-
-
 class SortedRows:
     """Logits sorted along the classes, for evaluation under any uniform bounds.
 
@@ -141,25 +133,6 @@ class SortedRows:
         part.num_rows = len(part.scores)
         return part
 
-    def log_probability(self, lower: float | Floats, upper: float | Floats) -> LabelLogProbability:
-        """Log-probability of each row's label under its row's bounds.
-
-        `lower`, `upper`: number or ndarray of shape (N,), 0 <= lower <= 1/K <= upper <= 1, up to rounding.
-        """
-        low, high = (
-            np.broadcast_to(np.asarray(bound, dtype=np.float64), (self.num_rows,)) for bound in (lower, upper)
-        )
-        slack = sum_tolerance(self.num_classes)
-        feasible = (low >= 0) & (low * self.num_classes <= 1 + slack)
-        feasible &= (high <= 1) & (high * self.num_classes >= 1 - slack)
-        if not feasible.all():
-            row = int(feasible.argmin())
-            raise ValueError(
-                f"uniform bounds ({float(low[row])}, {float(high[row])}) of row {row} are infeasible"
-                f" for {self.num_classes} classes"
-            )
-        return LabelLogProbability(*self._filled(low, high))
-
     def nll(self, lower: float, upper: float) -> UniformNll:
         """Mean negative log-likelihood under one pair of bounds, with its gradient."""
         slack = sum_tolerance(self.num_classes)
@@ -169,25 +142,18 @@ class SortedRows:
             raise ValueError(
                 f"uniform bounds ({lower}, {upper}) are infeasible for {self.num_classes} classes"
             )
-        low, high = np.full(self.num_rows, lower), np.full(self.num_rows, upper)
-        parts = self._filled(low, high)
-        if self._weights is not None:
-            return UniformNll(*(-parts @ self._weights).tolist())
-        return UniformNll(*(-parts.sum(axis=1) / self.num_rows).tolist())
-
-    def _filled(self, low: Floats, high: Floats) -> Floats:
-        """Give the three arrays of `LabelLogProbability` (3, N), for feasible bounds (N,)."""
-        result = np.empty((3, self.num_rows))
-        with np.errstate(divide="ignore"):
-            logs = np.log(low), np.log(high)
-        rows: Any = (self.scores, self._sums, self._log_scales, self.label_scores)
-        arrays: Any = (*rows, low, high, *logs, self._cuts, *result)
+        parts = np.empty((3, self.num_rows))
+        arrays: Any = (self.scores, self._sums, self._log_scales, self.label_scores, self._cuts, *parts)
         over_rows(
-            lambda rows: _label_log_probability(*(array[rows] for array in arrays)),
+            lambda rows: _label_log_probability(
+                float(lower), float(upper), *(array[rows] for array in arrays)
+            ),
             self.num_rows,
             worth=self.scores.size > MANY,
         )
-        return result
+        if self._weights is not None:
+            return UniformNll(*(-parts @ self._weights).tolist())
+        return UniformNll(*(-parts.sum(axis=1) / self.num_rows).tolist())
 
 
 @compiled
@@ -309,28 +275,26 @@ def solve_row(  # noqa: PLR0917 - as above
 
 @compiled
 def _label_log_probability(  # noqa: PLR0917 - as above
+    lower: float,
+    upper: float,
     scores: Floats,
     sums: Floats,
     log_scales: Floats,
     label_scores: Floats,
-    lower: Floats,
-    upper: Floats,
-    log_lower: Floats,
-    log_upper: Floats,
     cuts: Cuts,
     value: Floats,
     by_lower: Floats,
     by_upper: Floats,
 ) -> None:
-    """Fill each row's log-probability of its label and the derivatives in the row's bounds.
+    """Fill each row's log-probability of its label and the derivatives in the bounds.
 
     `log_scales` (N,) are the logs of 1/Z without bounds. `cuts` (N, 2) holds where the last call found the
     cuts of each row, and is updated.
     """
     entries = classes = scores.shape[1]
     before = one_each(classes)
+    a, b, log_a, log_b = lower, upper, math.log(lower) if lower > 0.0 else -math.inf, math.log(upper)
     for n in range(scores.shape[0]):
-        a, b, log_a, log_b = lower[n], upper[n], log_lower[n], log_upper[n]
         by_lower[n] = by_upper[n] = 0.0
         is_at_lower, is_at_upper = a * classes >= 1.0, b * classes <= 1.0
         if not (is_at_lower or is_at_upper):

@@ -33,9 +33,11 @@ def test_probabilities_are_the_operators(
     data: tuple[torch.Tensor, torch.Tensor], lower: Any, upper: Any
 ) -> None:
     logits, labels = data
-    found = SortedRows(logits, labels).log_probability(lower, upper).value
-    low, high = (torch.as_tensor(bound, dtype=torch.float64).reshape(-1, 1) for bound in (lower, upper))
-    wanted = box_constrained_softmax(logits, low, high)[torch.arange(ROWS), labels]
+    low, high = (np.broadcast_to(np.asarray(bound, np.float64), ROWS) for bound in (lower, upper))
+    rows = SortedRows(logits, labels)
+    found = [-rows.rows(np.array([n])).nll(low[n], high[n]).value for n in range(ROWS)]
+    box = (torch.tensor(bound)[:, None] for bound in (low.copy(), high.copy()))
+    wanted = box_constrained_softmax(logits, *box)[torch.arange(ROWS), labels]
     assert np.abs(np.exp(found) - wanted.numpy()).max() <= 1e-12
 
 
