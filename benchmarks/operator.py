@@ -93,13 +93,12 @@ def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> floa
     with mock.patch.multiple(cpu_loops, _split=calls, _exponentials=typed, _is_number=is_number):
         for row, low, high in zip(rows, *boxes, strict=True):
             top = row.max()
-            scale = 1.0 / typed(row, top, 1.0, weights)
+            scale = 1.0 / typed(row, top, 1.0, weights, weights)
             if ((weights * scale >= low) & (weights * scale <= high)).all():
                 continue
             if len(row) >= cpu_loops.LONG:
-                scale = loops._approach.py_func(
-                    weights, low, high, float(low.sum()), float(high.sum()), scale
-                )
+                box = (True, float(low.sum()), float(high.sum()))
+                scale = loops._approach.py_func(weights, low, high, box, scale)
             loops._search.py_func(row, low, high, 1.0, top, weights, scale, np.empty_like(row), side)
     return calls.call_count / len(rows)
 

@@ -23,6 +23,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
 """What the loops note beside the probabilities is for gradients."""
 NO_SUMS = np.empty(0)
+NO_TEAM = 0, 1
 INVERSE = np.ones(1)
 """The temperature is the logit map's; the operator's own is 1."""
 
@@ -72,7 +73,7 @@ def _compiled_sums() -> Callable[..., int]:
 
 def _solve(rows: Array, low: Array, high: Array, tolerance: float) -> Array:
     probabilities = np.empty_like(rows)
-    refused = _compiled_loop()(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD)
+    refused = _compiled_loop()(rows, low, high, INVERSE, tolerance, probabilities, NO_SIDE, NO_HELD, NO_TEAM)
     if refused >= 0:
         lower, upper = (bound if bound.ndim == 2 else bound[:, None] for bound in (low, high))
         raise_for_row(rows, lower, upper, tolerance, refused)
@@ -167,7 +168,7 @@ def solver_is_kept() -> bool:
 
     loop = _compiled_loop()
     return all(
-        is_kept(loop, rows, low, high, INVERSE, tolerance, rows, NO_SIDE, NO_HELD)
+        is_kept(loop, rows, low, high, INVERSE, tolerance, rows, NO_SIDE, NO_HELD, NO_TEAM)
         for rows, low, high, tolerance in (_laid_out(ROWS, *box) for box in BOXES)
     )
 

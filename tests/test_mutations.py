@@ -115,6 +115,8 @@ MUTATIONS = [
     ),
     # The operator on the CPU.
     Mutation(LOOPS, "select(is_free, zero, clipped)", "zero", DEFECTS),
+    Mutation(LOOPS, "total += sums.dtype.type(clipped)", "pass", DEFECTS),
+    Mutation(LOOPS, "select(is_free, weight, zero)", "weight", DEFECTS),
     Mutation(LOOPS, "is_free = clipped == value", "is_free = value <= high", DEFECTS),
     Mutation(
         LOOPS,
@@ -128,11 +130,11 @@ MUTATIONS = [
         "largest = 1e300",
         f"{ADVERSITY}::test_free_classes_whose_weights_have_lost_their_digits",
     ),
-    Mutation(LOOPS, "if settled or beyond == next_beyond:", "if True:", EXACTNESS),
+    Mutation(LOOPS, "if settled or abs(1.0 - total) <= 0.5 * unit * mass:", "if True:", EXACTNESS),
     Mutation(
         LOOPS,
-        "[i] = select(clipped < high, clipped, high)",
-        "[i] = clipped",
+        "probabilities[i] = clipped",
+        "probabilities[i] = value",
         f"{DEFECTS}::test_both_bounds_bind",
     ),
     Mutation(
@@ -145,7 +147,7 @@ MUTATIONS = [
         LOOPS, "held[n] = outcome != PLAIN", "held[n] = False", "tests/calibrators/operator/test_gradients.py"
     ),
     Mutation(
-        LOOPS,
+        "calibrators/fitting/loops.py",
         "p[y] -= 1.0",
         "pass",
         "tests/calibrators/test_kernels.py::test_loss_in_a_box_and_its_derivatives",

@@ -11,7 +11,6 @@ import numpy as np
 
 from boxcal.calibrators.array_ops import top_columns
 from boxcal.calibrators.fitting import loops
-from boxcal.calibrators.operator.cpu_loops import nll_rows
 from boxcal.calibrators.operator.uniform import SortedRows, open_cuts
 from boxcal.calibrators.threads import SMALL, block_rows, over_blocks, over_rows
 
@@ -30,7 +29,7 @@ def dense_loss(scores: Array, labels: Array, lower: Array, upper: Array) -> tupl
     """
     losses, by_lower, by_upper = np.empty((3, len(scores)))
     by_scores = np.empty(scores.shape)
-    nll_rows(scores, labels, lower, upper, losses, by_scores, by_lower, by_upper)
+    loops.nll_rows(scores, labels, lower, upper, losses, by_scores, by_lower, by_upper)
     return losses, by_scores, by_lower, by_upper
 
 

@@ -6,9 +6,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from numba import njit, typeof
 from numba.core.caching import NullCache
@@ -37,36 +37,26 @@ if {"COMPILED_LOOPS_DIR", "NUMBA_CACHE_DIR"} <= os.environ.keys():
     unpack(Path(os.environ["COMPILED_LOOPS_DIR"]), Path(os.environ["NUMBA_CACHE_DIR"]))
 
 
-def inner(*, fastmath: Collection[str] = (), makes_arrays: bool = False) -> Callable[[Function], Function]:
-    """Compile a loop that other loops call.
+def inner(
+    *, fastmath: Collection[str] = (), makes_arrays: bool = False, inlined: bool = True
+) -> Callable[[Function], Function]:
+    """Compile a loop that other loops call; inlined, where a call would cost as much as a short row.
 
     Unless it makes arrays, it only borrows its caller's: numba then counts no references to their rows, which
-    would cost more than the sums of a short row.
+    would cost more than that.
     """
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(fastmath), "_nrt": makes_arrays}
-    compile_it: Callable[[Function], Function] = njit(**options)
+    compile_it: Callable[[Function], Function] = njit(forceinline=inlined, **options)
     return compile_it
 
 
-@overload
-def compiled(function: Function) -> Function: ...
-@overload
-def compiled(*, fastmath: Collection[str]) -> Callable[[Function], Function]: ...
-def compiled(
-    function: Function | None = None, *, fastmath: Collection[str] = ()
-) -> Function | Callable[[Function], Function]:
+def compiled(function: Function, *, fastmath: Collection[str] = ()) -> Function:
     """Compile an entry into the loops: it lets other threads run, and is loaded from disk the next time.
 
     numba keeps it beside the source, in NUMBA_CACHE_DIR or in the user's cache folder; where none can be
     written, each process compiles for itself. It is compiled anew when any file of its folder or of this one
     has changed: numba by itself looks at the entry's own file, not at those of the functions that it calls.
     """
-    if function is None:
-        return partial(_compile, fastmath=fastmath)
-    return _compile(function, fastmath)
-
-
-def _compile(function: Function, fastmath: Collection[str]) -> Function:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(fastmath)}
     try:
         entry: Any = njit(function, cache=True, **options)

@@ -4,6 +4,7 @@
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_loops import SUMMING, own
 from boxcal.calibrators.operator.cpu_math import select
 from boxcal.calibrators.operator.exact_row import Array
+from boxcal.calibrators.operator.teams import share
 
 
 @inner(fastmath=SUMMING)
@@ -96,29 +98,13 @@ def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
     return -total * inverse
 
 
-@compiled
-def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
-    upstream: Array,
-    probabilities: Array,
-    side: Array,
-    held: Array,
-    logits: Array,
-    inverse: Array,
-    by_logits: Array,
-    by_lower: Array,
-    by_upper: Array,
-    by_temperature: Array,
-) -> None:
-    """Fill the gradients; one that nobody asks for has no columns.
-
-    `upstream`, `probabilities`, `logits`, `by_logits`: ndarray of shape (N, K), of one dtype. `side`: int8
-    ndarray of shape (N, K). `held`: bool ndarray of shape (N or 1,), False where every class of the row is
-    known to be free, so that its sides need no look. `inverse`: float64 ndarray of shape (N or 1,).
-    `by_lower`, `by_upper`: ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0).
-    `by_temperature`: float64 ndarray of shape (N,) or (0,).
-    """
+@inner(makes_arrays=True)
+def _rows(part: int, parts: int, arguments: tuple[Any, ...]) -> None:
+    """Fill the gradients of this part of the rows."""
+    upstream, probabilities, side, held, logits, inverse = arguments[:6]
+    by_logits, by_lower, by_upper, by_temperature = arguments[6:]
     kind = probabilities.dtype.type
-    for n in range(side.shape[0]):
+    for n in range(side.shape[0] * part // parts, side.shape[0] * (part + 1) // parts):
         rate = inverse[own(n, inverse)]
         movable = held[own(n, held)]
         if movable:
@@ -141,3 +127,29 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
                 by_bound[n] = 0
         if by_temperature.shape[0]:
             by_temperature[n] = _by_temperature(logits[n], by_logits[n], rate)
+
+
+@compiled
+def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
+    upstream: Array,
+    probabilities: Array,
+    side: Array,
+    held: Array,
+    logits: Array,
+    inverse: Array,
+    by_logits: Array,
+    by_lower: Array,
+    by_upper: Array,
+    by_temperature: Array,
+    team: tuple[int, int],
+) -> None:
+    """Fill the gradients; one that nobody asks for has no columns.
+
+    `upstream`, `probabilities`, `logits`, `by_logits`: ndarray of shape (N, K), of one dtype. `side`: int8
+    ndarray of shape (N, K). `held`: bool ndarray of shape (N or 1,), False where every class of the row is
+    known to be free, so that its sides need no look. `inverse`: float64 ndarray of shape (N or 1,).
+    `by_lower`, `by_upper`: ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0).
+    `by_temperature`: float64 ndarray of shape (N,) or (0,). `team`: the first two arguments of `share`.
+    """
+    given = (upstream, probabilities, side, held, logits, inverse)
+    share(team[0], team[1], _rows, (*given, by_logits, by_lower, by_upper, by_temperature))

@@ -3,11 +3,10 @@
 Importing it costs numba's import; the loops are compiled once per machine and kept on disk (see `warm`).
 """
 
+import ctypes
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,23 +20,21 @@ from boxcal.calibrators.operator.cpu_loops import forward_rows
 from boxcal.calibrators.operator.exact_row import Array
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients
 
-NO_SIDE: Array = np.empty((1, 0), np.int8)
-"""For callers that need no gradient, which reads the side of its box each class is on."""
-
-NO_HELD: Array = np.empty(0, np.bool_)
-"""Likewise for the rows in which bounds hold any class."""
+NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
+"""For callers that need no gradient: it reads which bound holds each class, and which rows have one so."""
 
 MAYBE_HELD: Array = np.ones(1, np.bool_)
 """Any row may have a class on a bound."""
 
 UNWANTED: dict[Any, Array] = {np.dtype(kind): np.empty((0, 0), kind) for kind in (np.float32, np.float64)}
-"""In place of a bound's gradient that is not needed."""
-
 NO_TEMPERATURE: Array = np.empty(0)
-"""In place of the temperature's."""
+"""In place of gradients in a bound, and in the temperature, that are not needed."""
 
-GRAIN = 1 << 18
-"""Entries that are worth a thread: a quarter of a millisecond, of which its start takes a third."""
+GRAIN = 1 << 15
+"""Entries from which on a call is shared among threads, as torch's own loops are."""
+
+PROCESS = os.getpid()
+"""A fork of it has none of its threads, and would wait for them for ever."""
 
 MASKS = {(lower, upper): GradientMask(lower, upper) for lower in (False, True) for upper in (False, True)}
 
@@ -46,28 +43,22 @@ Bound = float | Tensor
 
 
 @cache
-def _pool(_process: int) -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="operator")
+def _openmp() -> int:
+    """Where `GOMP_parallel` is, which runs a loop in the threads of torch's OpenMP library, or 0."""
+    for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*"):
+        if (function := getattr(ctypes.CDLL(str(path)), "GOMP_parallel", None)) is not None:
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
+    return 0
 
 
-def over_threads(loop: Callable[..., Any], *arguments: Any) -> list[tuple[int, Any]]:
-    """Call a loop over rows for a range of rows in each thread, and give the first row and answer of each.
+def _team(rows: Array) -> tuple[int, int]:
+    """Who shares a call, as `teams.share` takes it: no row depends on another, so that no answer changes.
 
-    The ranges change no answer, since no row depends on another. There are as many as torch has threads: in a
-    thread that torch keeps to one, as those of a service and of a fit, the loop runs there.
+    In a thread that torch keeps to one, as those of a service and of a fit, the loop runs there.
     """
-    rows, worth = len(arguments[0]), arguments[0].size // GRAIN
-    if worth <= 1 or (count := min(rows, worth, torch.get_num_threads())) == 1:
-        return [(0, loop(*arguments))]
-    edges = [rows * part // count for part in range(count + 1)]
-
-    def work(begin: int, end: int) -> tuple[int, Any]:
-        own = (each[begin:end] if np.ndim(each) and len(each) == rows else each for each in arguments)
-        return begin, loop(*own)
-
-    others = [_pool(os.getpid()).submit(work, *ends) for ends in pairwise(edges[1:])]
-    return [work(*edges[:2]), *(other.result() for other in others)]
+    if rows.size < GRAIN or os.getpid() != PROCESS or (parts := min(len(rows), torch.get_num_threads())) == 1:
+        return 0, 1
+    return (address, parts) if (address := _openmp()) else (0, 1)
 
 
 def forward(
@@ -113,12 +104,10 @@ def _fill(  # noqa: PLR0917 - the order of the operator's own arguments
     held: Array,
 ) -> None:
     """Fill the answer and what its gradient needs, or raise for the row that has none."""
-    for begin, refused in over_threads(
-        forward_rows, rows, *box, inverse, tolerance, probabilities, side, held
-    ):
-        if refused >= 0:
-            lower, upper = (bound.reshape(len(bound), -1) for bound in box)
-            raise_for_row(rows, lower, upper, tolerance, begin + refused)
+    team = _team(rows)
+    if (refused := forward_rows(rows, *box, inverse, tolerance, probabilities, side, held, team)) >= 0:
+        lower, upper = (bound.reshape(len(bound), -1) for bound in box)
+        raise_for_row(rows, lower, upper, tolerance, refused)
 
 
 class DifferentiableRows(torch.autograd.Function):
@@ -203,19 +192,8 @@ def _products(  # noqa: PLR0917 - as above
     by_lower = np.empty((len(out), box[0].shape[1]), out.dtype) if mask.lower else none
     by_upper = np.empty((len(out), box[1].shape[1]), out.dtype) if mask.upper else none
     by_temperature = np.empty(len(out)) if mask.temperature else NO_TEMPERATURE
-    over_threads(
-        backward_rows,
-        upstream,
-        probabilities,
-        side,
-        held,
-        logits,
-        inverse,
-        out,
-        by_lower,
-        by_upper,
-        by_temperature,
-    )
+    given = upstream, probabilities, side, held, logits, inverse
+    backward_rows(*given, out, by_lower, by_upper, by_temperature, _team(out))
     if not (mask.lower or mask.upper or mask.temperature):
         return by_logits, None, None, None
     return (

@@ -1,13 +1,7 @@
 """The fused loops of the CPU engine: one row at a time, while it lies in the nearest cache.
 
-`cpu_kernel` hands arrays down; `exact_row` takes the few rows that these loops give up on. All are serial and
-release the interpreter's lock, so that any number of threads may be inside them.
-
-The CPU engine's loss: the negative log-likelihood of each row in its own box, with all its derivatives.
-
-The most probable classes of a row, in order: what an answer shows of it.
-
-Upper bounds create ties; the larger calibrated logit comes first among them, and then the lower index.
+`cpu_kernel` hands arrays down; `exact_row` takes the few rows that these loops give up on. All release the
+interpreter's lock, so that any number of threads may be inside them.
 """
 
 import math
@@ -22,6 +16,7 @@ from boxcal.calibrators.operator.compiling import compiled, inner
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.exact_row import PLAIN, REFUSED, SOLVED, Array, solve_exactly
+from boxcal.calibrators.operator.teams import share
 
 SUMMING = {"contract", "reassoc", "nsz"}
 """Let sums be split over vector lanes; NaN and infinity keep their meaning."""
@@ -42,9 +37,6 @@ DOUBLE = np.empty(0)
 SHRINK = 0.25
 """How far to step where bounds hold every class and nothing brackets the scale: down, or its inverse up."""
 
-FAR = 1e4
-"""Distance in units of the temperature that stands for all that are larger: infinity times 0 would be NaN."""
-
 EXTREME = 1e30
 """Temperatures beyond this, or below its inverse, lie outside of what float32 multiplies: for `exact_row`."""
 
@@ -53,6 +45,9 @@ CLOSE_CALL = 64
 
 LEAST_MASS = 1e-6
 """Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
+
+UNSOLVED = -2
+"""What a part of the rows leaves behind that had no memory for its exponentials."""
 
 Bound = float | Array
 """One bound for the whole row, or one for each class; every loop is compiled for both."""
@@ -129,68 +124,59 @@ def _is_finite(row: Array) -> bool:
 
 
 @inner()
-def _rate(inverse: float, row: Array) -> tuple[Any, Any, Any]:
-    """One over the temperature as two numbers of the row's dtype, with the digits of float64; and -`FAR`."""
+def _rate(inverse: float, row: Array) -> tuple[Any, Any]:
+    """One over the temperature as two numbers of the row's dtype, with the digits of float64."""
     high = row.dtype.type(inverse)
-    return high, row.dtype.type(inverse - np.float64(high)), row.dtype.type(-FAR / inverse)
+    return high, row.dtype.type(inverse - np.float64(high))
 
 
 @inner(fastmath=SUMMING)
-def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any, Any]) -> Any:
+def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any]) -> Any:
     """Compute exp((logit - anchor) / temperature)."""
-    high, low, far = rate
     distance = logit - anchor
-    distance = select(distance < far, far, distance)
-    return fast_exp(distance * high + distance * low)
+    return fast_exp(distance * rate[0] + distance * rate[1])
 
 
-@inner(fastmath=SUMMING)
-def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> float:
-    """Fill weights with exp((row - anchor) / temperature) and return their sum."""
+@inner(fastmath=SUMMING, inlined=False)  # which LLVM makes a better loop of
+def _exponentials(row: Array, anchor: float, inverse: float, weights: Array, sums: Array) -> float:
+    """Fill weights with exp((row - anchor) / temperature); return their sum, in the dtype of `sums`."""
     rate = _rate(inverse, row)
     for i in range(row.shape[0]):
         weights[i] = _exponential(row[i], anchor, rate)
-    total = 0.0
+    total = sums.dtype.type(0)
     for i in range(row.shape[0]):
-        total += np.float64(weights[i])
-    return total
+        total += sums.dtype.type(weights[i])
+    return np.float64(total)
 
 
 @inner(fastmath=SUMMING)
-def _beyond(value: Any, low: Any, high: Any, zero: Any, one: Any) -> Any:
-    """Give 1 below the box, -1 above it, 0 inside: as the scale rises this falls, for every class.
+def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array) -> tuple[float, float]:
+    """At this scale: the mass that bounds hold, and the weight of the free classes.
 
-    So where the sum over the classes is the same at two scales, every class is on the same side at both.
+    The latter is added in the row's own dtype. On 32 lanes, sums of n numbers in float32 are off by at most
+    (n / 32 + 5) 2^-24 of themselves, 2e-6 at n = 1000. The former is then what is left of the answer's sum,
+    added in the dtype of `sums`, so that a Newton step has that error relative to its length.
     """
-    return select(value < low, one, zero) - select(value > high, one, zero)
-
-
-@inner(fastmath=SUMMING)
-def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array) -> tuple[float, float, Any]:
-    """At this scale: the mass that bounds hold, the weight of the free classes, and in float32 `_beyond`.
-
-    The first two are added in the dtype of `sums`. On 32 lanes, sums of n numbers in float32 are off by at
-    most (n / 32 + 5) 2^-24 of themselves, 2e-6 at n = 1000.
-    """
-    zero, one = weights.dtype.type(0), weights.dtype.type(1)
-    held, free, beyond = sums.dtype.type(0), sums.dtype.type(0), zero
+    zero = weights.dtype.type(0)
+    total, free = sums.dtype.type(0), zero
     for i in range(weights.shape[0]):
         weight, low, high = weights[i], _at(lower, i), _at(upper, i)
         value = weight * scale
         clipped = select(value > low, value, low)
         clipped = select(clipped < high, clipped, high)
         is_free = clipped == value
-        held += sums.dtype.type(select(is_free, zero, clipped))
-        free += sums.dtype.type(select(is_free, weight, zero))
+        free += select(is_free, weight, zero)
         if _is_single(weights):
-            beyond += _beyond(value, low, high, zero, one)
-    return np.float64(held), np.float64(free), beyond
+            total += sums.dtype.type(clipped)
+        else:
+            total += select(is_free, zero, clipped)
+    if _is_single(weights):
+        return np.float64(total) - np.float64(scale) * np.float64(free), np.float64(free)
+    return total, free
 
 
 @inner()
-def _approach(  # noqa: PLR0917 - compiled loops take arrays by position
-    weights: Array, lower: Bound, upper: Bound, low_sum: float, high_sum: float, scale: float
-) -> float:
+def _approach(weights: Array, lower: Bound, upper: Bound, box: Box, scale: float) -> float:
     """Come near the scale at which the sum is 1, from that of the softmax.
 
     Between L = sum(lower) and U = sum(upper) the sum S(scale) rises about as a logistic function of
@@ -202,14 +188,14 @@ def _approach(  # noqa: PLR0917 - compiled loops take arrays by position
     Where one number holds a few classes only, Newton's own step is the better one, and mostly the last. The
     scale need not be right: `_search` takes any start.
     """
-    kind, low_end, high_end = weights.dtype.type, 0.0, np.inf
+    kind, (_, low_sum, high_sum), low_end, high_end = weights.dtype.type, box, 0.0, np.inf
     few = FEW * high_sum / weights.shape[0] if _is_number(upper) else 0.0
     for _ in range(EARLY_STEPS):
-        held, free, _ = _split(weights, lower, upper, kind(scale), weights)
+        held, free = _split(weights, lower, upper, kind(scale), weights)
         if free == 0.0:
             break
         total, newton = held + scale * free, (1.0 - held) / free
-        if abs(newton - scale) <= NEAR * scale or 0.0 <= held < min(1.0, few):
+        if abs(newton - scale) <= NEAR * scale or held < min(1.0, few):
             return newton
         if total > 1.0:
             high_end = scale
@@ -242,7 +228,7 @@ def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale:
 def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
     weights: Array, lower: Bound, upper: Bound, scale: float, probabilities: Array, side: Array
 ) -> tuple[bool, float]:
-    """Fill probabilities, and side where it has room; whether it is a close call; in float32 `_beyond`.
+    """Fill probabilities, and side where it has room; whether it is a close call, and in float32 their sum.
 
     In a close call classes within rounding of a bound outweigh those well inside their bounds. Which side the
     former are on then decides about the latter, and takes more digits to tell. With rounding e, they are
@@ -253,7 +239,7 @@ def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
     weights = weights if _is_single(weights) else probabilities  # LLVM must see that they are one
     zero, one = weights.dtype.type(0), weights.dtype.type(1)
     rounding = weights.dtype.type(4 * np.finfo(weights.dtype).eps)
-    within, inside, beyond = zero, zero, zero
+    within, inside, total = zero, zero, 0.0
     free, at_lower, at_upper = np.int8(FREE), np.int8(AT_LOWER), np.int8(AT_UPPER)
     for i in range(weights.shape[0]):
         low, high = _at(lower, i), _at(upper, i)
@@ -261,14 +247,15 @@ def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
         more, less = value * (one + rounding), value * (one - rounding)
         within += select((more >= low) & (less <= high), value, zero)
         inside += select((less > low) & (more < high), value, zero)
-        if _is_single(weights):
-            beyond += _beyond(value, low, high, zero, one)
         clipped = select(value > low, value, low)
-        probabilities[i] = select(clipped < high, clipped, high)
+        clipped = select(clipped < high, clipped, high)
+        probabilities[i] = clipped
+        if _is_single(weights):
+            total += np.float64(clipped)
         if side.shape[0]:
             under = (value < low) | ((low == high) & (value <= high))
             side[i] = select(under, at_lower, select(value > high, at_upper, free))
-    return bool(within - inside > CLOSE_CALL * inside), beyond
+    return bool(within - inside > CLOSE_CALL * inside), total
 
 
 @inner()
@@ -286,27 +273,28 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
     """Fill the answer at the scale at which the sum is 1, by Newton; whether it can be relied on.
 
     The weights are made anew, from another anchor, where the scale has left what their digits can bear.
-    Where at the next scale every class is on the same side of its box, the next scale is the last. That saves
-    float32 a pass. It would cost float64 more, whose weights and probabilities are one array.
+    Near the end, float32 tries the next scale at once, which is the last if the sum of the answer is as close
+    to 1 as rounding of the scale and of the answer lets it be. That saves a pass. It would cost float64 more,
+    whose weights and probabilities are one array.
     """
     kind = row.dtype.type
     unit, low_end, high_end = np.finfo(kind).eps, 0.0, np.inf
     largest = 1.0 if _is_single(row) else 1e100  # the weights have lost digits beyond
     for step in range(MAX_STEPS):
-        held, free, beyond = _split(weights, lower, upper, kind(scale), DOUBLE)
-        mass, last = 1.0 - held, scale
+        held, free = _split(weights, lower, upper, kind(scale), DOUBLE)
+        mass, last = 1.0 - held, np.float64(kind(scale))
         if 0.0 <= mass < LEAST_MASS:
             break
-        if scale * free > mass:
-            high_end = min(high_end, scale)
+        if last * free > mass:
+            high_end = min(high_end, last)
         else:
-            low_end = max(low_end, scale)
+            low_end = max(low_end, last)
         scale = mass / free if free > 0.0 else -1.0
-        settled = kind(scale) == kind(last) or (step > NEAR_TIES and abs(scale - last) <= unit * scale)
+        settled = kind(scale) == last or (step > NEAR_TIES and abs(scale - last) <= unit * scale)
         if settled or (_is_single(row) and abs(scale - last) <= NEAR * last):
             if scale <= largest:
-                is_close, next_beyond = _finish(weights, lower, upper, kind(scale), probabilities, side)
-                if settled or beyond == next_beyond:
+                is_close, total = _finish(weights, lower, upper, kind(scale), probabilities, side)
+                if settled or abs(1.0 - total) <= 0.5 * unit * mass:
                     return not is_close
             else:
                 moved = _largest_free(row, weights, lower, upper, kind(scale))
@@ -314,7 +302,7 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
                     break
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
                 anchor, low_end, high_end = moved, 0.0, np.inf
-                _exponentials(row, anchor, inverse, weights)
+                _exponentials(row, anchor, inverse, weights, weights)
         if not low_end <= scale <= high_end:
             middle = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
             scale = middle if high_end < np.inf else low_end / SHRINK
@@ -340,8 +328,10 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
         return REFUSED
     if 1.0 / EXTREME < inverse < EXTREME:
         room = weights if _is_single(row) else probabilities
-        start = probabilities if _is_number(lower) else room  # in place, where that may be all
-        scale = 1.0 / _exponentials(row, top, inverse, start)
+        if _is_single(row) and not _is_number(lower):
+            scale = 1.0 / _exponentials(row, top, inverse, weights, row)
+        else:  # in place, where that may be all
+            scale = 1.0 / _exponentials(row, top, inverse, probabilities, DOUBLE)
         smallest = _exponential(bottom, top, _rate(inverse, row))
         if _holds(lower, upper, smallest * kind(scale), kind(scale)):
             for i in range(row.shape[0]):
@@ -352,7 +342,7 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
             for i in range(row.shape[0]):
                 weights[i] = probabilities[i]
         if row.shape[0] >= LONG and (_is_single(row) or not _is_number(lower)):
-            scale = _approach(room, lower, upper, box[1], box[2], scale)
+            scale = _approach(room, lower, upper, box, scale)
         if _search(row, lower, upper, inverse, top, room, scale, probabilities, side):
             return SOLVED
     return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
@@ -367,33 +357,26 @@ def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     return solve_exactly(row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, answer, marks)
 
 
-@inner()
-def _rows(  # noqa: PLR0917 - compiled loops take arrays by position
-    logits: Array,
-    lower: Array,
-    upper: Array,
-    inverse: Array,
-    tolerance: float,
-    probabilities: Array,
-    side: Array,
-    held: Array,
-    weights: Array,
-) -> int:
-    box = (False, 0.0, 0.0)
-    for n in range(logits.shape[0]):
+@inner(makes_arrays=True)
+def _rows(part: int, parts: int, arguments: tuple[Any, ...]) -> None:
+    """Solve this part of the rows; note the first that is refused, or -1."""
+    logits, lower, upper, inverse, tolerance, probabilities, side, held, refused = arguments
+    weights = np.empty(logits.shape[1] if _is_single(probabilities) else 0, logits.dtype)
+    begin, end = logits.shape[0] * part // parts, logits.shape[0] * (part + 1) // parts
+    box, first = (False, 0.0, 0.0), -1
+    for n in range(begin, end):
         low, high = lower[own(n, lower)], upper[own(n, upper)]
-        if n < max(lower.shape[0], upper.shape[0]):
+        if n == begin or max(lower.shape[0], upper.shape[0]) > 1:
             box = box_of(low, high, logits.shape[1])
-        if not box[0]:
-            return n
-        rate = inverse[own(n, inverse)]
-        marks = side[own(n, side)]
-        outcome = solve_row(logits[n], low, high, box, rate, tolerance, weights, probabilities[n], marks)
+        outcome, marks, rate = REFUSED, side[own(n, side)], inverse[own(n, inverse)]
+        if box[0]:
+            outcome = solve_row(logits[n], low, high, box, rate, tolerance, weights, probabilities[n], marks)
         if outcome == REFUSED:
-            return n
+            first = n
+            break
         if held.shape[0]:
             held[n] = outcome != PLAIN
-    return -1
+    refused[part] = first
 
 
 @compiled
@@ -406,6 +389,7 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     probabilities: Array,
     side: Array,
     held: Array,
+    team: tuple[int, int],
 ) -> int:
     """Fill probabilities, side and held; return the first row that is refused, or -1.
 
@@ -413,10 +397,18 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     ndarray of the same dtype; both (N or 1, K), or both (N or 1,) when uniform. `inverse`: float64 ndarray of
     shape (N or 1,), one over the temperature. `side`: int8 ndarray of shape (N, K), or (1, 0) where nobody
     asks for it. `held`: bool ndarray of shape (N,), or (0,) likewise, False where no bound holds any class of
-    the row, as far as a look at two numbers tells.
+    the row, as far as a look at two numbers tells. `team`: the first two arguments of `share`.
     """
-    weights = np.empty(logits.shape[1] if _is_single(probabilities) else 0, logits.dtype)
-    return _rows(logits, lower, upper, inverse, tolerance, probabilities, side, held, weights)
+    refused = np.full(team[1], UNSOLVED)
+    arguments = (logits, lower, upper, inverse, tolerance, probabilities, side, held, refused)
+    share(team[0], team[1], _rows, arguments)
+    first = -1
+    for row in refused:
+        if row == UNSOLVED:
+            raise MemoryError
+        if first < 0:
+            first = row
+    return first
 
 
 @inner(fastmath=SUMMING)
@@ -443,7 +435,7 @@ def softmax_rows(given: Array, logits: Array, probabilities: Array, sums: Array,
         row, (top, bottom) = probabilities[n], _extremes(logits[n])
         if not (-np.inf < top < np.inf) or np.isnan(bottom) or (given.shape[0] and not _is_finite(given[n])):
             return n
-        scale = 1.0 / _exponentials(logits[n], top, 1.0, row)
+        scale = 1.0 / _exponentials(logits[n], top, 1.0, row, DOUBLE)
         for i in range(row.shape[0]):
             row[i] *= scale
         if sums.shape[0]:
@@ -461,63 +453,11 @@ def sums_of_rows(given: Array, probabilities: Array, sums: Array, largest: Array
     return -1
 
 
-SMALLEST = 1e-300
-"""Stands for a probability or a mass of 0, so that losses and derivatives stay finite."""
-
-
-@compiled
-def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
-    scores: Array,
-    labels: Array,
-    lower: Array,
-    upper: Array,
-    losses: Array,
-    by_scores: Array,
-    by_lower: Array,
-    by_upper: Array,
-) -> None:
-    """Fill the loss of every row, in nats, and its derivatives.
-
-    With s the mass of the classes that no bound holds, q their probabilities, and n_a and n_b the numbers of
-    classes at a and b, a free label y has the derivatives q / s - 1{y}, n_a / s and n_b / s.
-
-    `scores`, `by_scores`: float64 ndarray of shape (N, K). `labels`: int64 ndarray of shape (N,). `lower`,
-    `upper`: float64 ndarray of shape (N,), one feasible box per row, for all its classes. `losses`,
-    `by_lower`, `by_upper`: float64 ndarray of shape (N,).
-    """
-    side, weights = np.empty(scores.shape[1], np.int8), np.empty(0)
-    for n in range(scores.shape[0]):
-        row, p, y = scores[n], by_scores[n], labels[n]
-        box = box_of(lower[n], upper[n], row.shape[0])
-        solve_row(row, lower[n], upper[n], box, 1.0, 1e-9, weights, p, side)
-        by_lower[n] = by_upper[n] = 0.0
-        if side[y] == AT_LOWER:
-            losses[n], by_lower[n] = -math.log(lower[n]), -1.0 / lower[n]
-            p[:] = 0.0
-        elif side[y] == AT_UPPER:
-            losses[n], by_upper[n] = -math.log(upper[n]), -1.0 / upper[n]
-            p[:] = 0.0
-        else:
-            mass, below, above, largest = 0.0, 0, 0, y
-            for k in range(row.shape[0]):
-                below += side[k] == AT_LOWER
-                above += side[k] == AT_UPPER
-                if side[k] == FREE:
-                    mass += p[k]
-                    if row[k] > row[largest]:
-                        largest = k
-            losses[n] = row[largest] - row[y] - math.log(max(p[largest], SMALLEST))
-            inverse = 1.0 / max(mass, SMALLEST)
-            by_lower[n], by_upper[n] = below * inverse, above * inverse
-            for k in range(row.shape[0]):
-                p[k] = p[k] * inverse if side[k] == FREE else 0.0
-            p[y] -= 1.0
-
-
 @compiled
 def most_probable(probabilities: Array, logits: Array, ranking: Array) -> None:
     """Fill `ranking` (int64) with the indices of the largest probabilities of a row, the largest first.
 
+    Of equal ones, which upper bounds create, the larger calibrated logit comes first, then the lower index.
     One pass with an insertion into the ranking so far: quick where it is short. Any other numbers will do.
     """
     filled, least = 0, -np.inf

@@ -1,8 +1,11 @@
 """Many threads in the operator at once: right answers, no crash, no growth."""
 
+import multiprocessing
+import sys
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -75,6 +78,23 @@ def test_threads_of_a_large_call_change_no_bit(uniform: bool, monkeypatch: pytes
         torch.set_num_threads(before)
     for one, many in zip(*found, strict=True):
         assert torch.equal(one, many)
+
+
+def test_a_fork_solves_large_calls_without_its_parents_threads() -> None:
+    """A team of the library would wait for threads that the fork does not have."""
+    logits = 4 * torch.randn(300, 700, generator=torch.Generator().manual_seed(5))
+    wanted = box_constrained_softmax(logits, 0.0, 0.02).numpy()
+    assert cpu_kernel._team(logits.numpy())[1] == torch.get_num_threads()
+
+    def solve() -> None:
+        found = box_constrained_softmax(logits, 0.0, 0.02).numpy()
+        sys.exit(not np.array_equal(found, wanted))
+
+    child = multiprocessing.get_context("fork").Process(target=solve)
+    child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
 
 
 @pytest.mark.long
