@@ -1,8 +1,8 @@
 """How bytes reach the application and leave it: uvicorn's HTTP protocol with limits on slow and large peers.
 
-It relies on these parts of uvicorn that are not documented: `HttpToolsProtocol` with its attributes `cycle`,
-`flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the attributes `body`, `disconnected`,
-`more_body`, `response_complete` and `transport`.
+It relies on these parts of uvicorn that are not documented: `HttpToolsProtocol` with its attributes
+`app_state`, `client`, `cycle`, `flow`, `headers`, `parser`, `scope` and `transport`, and of `cycle` the
+attributes `body`, `disconnected`, `more_body`, `response_complete` and `transport`.
 
 A body in several parts, which are copied once if they are joined.
 
@@ -16,11 +16,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from boxcal.app.http.limits import descriptor_limit
+from boxcal.app.http.limits import Shares, descriptor_limit
+from boxcal.app.http.problems import BoxcalError
 
 EXTENSION = "boxcal.body_parts"
 
@@ -60,7 +62,10 @@ STALL_SECONDS = 20.0
 MIN_BODY_BYTES = 20 * 1024
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 MAX_CONNECTIONS = 3 * descriptor_limit() // 4
-"""Beyond, a connection may only ask for the health of the service: these requests must find a descriptor."""
+"""Half of them from one address. Beyond, a connection may only ask for the health of the service: these
+requests must find a descriptor."""
+PLACES = "boxcal.connections"
+"""Under this name the state of the server counts the connections by address."""
 RESERVE_SECONDS = 2.0
 """In place of `IDLE_SECONDS` and `HEAD_SECONDS` for such a connection."""
 TOO_MANY = (
@@ -101,6 +106,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._checkpoint = (time.monotonic(), 0)
         self._unread_since: float | None = None
         self._when_lost: Callable[[], object] | None = None
+        self._place = ExitStack()
         self._is_reserve = False
         self._extensions: dict[str, dict[object, object]] = {
             EXTENSION: {},
@@ -110,11 +116,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Note whether the connection takes one of the descriptors kept for health checks."""
         super().connection_made(transport)
-        self._is_reserve = len(self.connections) > MAX_CONNECTIONS
+        shares = Shares("connections", MAX_CONNECTIONS, MAX_CONNECTIONS // 2)
+        places: Shares = self.app_state.setdefault(PLACES, shares)
+        try:
+            self._place.enter_context(places.holding(self.client[0] if self.client else str(id(self))))
+        except BoxcalError:
+            self._is_reserve = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell who watches."""
         super().connection_lost(exc)
+        self._place.close()
         if self._when_lost is not None:
             self._when_lost()
 

@@ -33,9 +33,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def connect(service: Service, stack: ExitStack, sent: bytes = b"") -> socket.socket:
+def connect(service: Service, stack: ExitStack, sent: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
     address = ("127.0.0.1", httpx.URL(service.url).port or 0)
-    line = stack.enter_context(socket.create_connection(address, timeout=30))
+    line = stack.enter_context(socket.create_connection(address, timeout=30, source_address=(host, 0)))
     line.sendall(sent)
     return line
 
@@ -68,6 +68,11 @@ def test_connections_that_ask_for_nothing_leave_descriptors_for_health_checks(se
         refused = httpx.get(f"{service.url}/version", timeout=5)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert refused.json()["type"] == "urn:boxcal:problem:unavailable"
+        kept = ExitStack()
+        for _ in range(300):
+            connect(service, kept, host="127.0.0.2")
+        with kept, httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
+            assert other.get(f"{service.url}/version", timeout=5).status_code == 200
 
 
 def test_streams_are_limited_per_client_and_in_all() -> None:
