@@ -19,7 +19,7 @@ from starlette.types import Scope as AsgiScope
 
 from boxcal.app.http.admission import TICKET
 from boxcal.app.http.protocol import EXTENSION, BodyParts
-from boxcal.app.http.scopes import ROUTES, Level, Requirement, Scope
+from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement
 
 STATE = "boxcal"
 """The key of the state of the service in the state that the server passes to every request."""
@@ -160,4 +160,4 @@ class Requirements:
         if route is None:
             return Level.KEY
         scope["route"] = route  # the label of the request in the metrics, also if it is refused
-        return ROUTES.get((scope["method"], getattr(route, "path_format", "")), Scope.ADMIN)
+        return ROUTES.get((scope["method"], getattr(route, "path_format", "")), UNKNOWN).requirement

@@ -3,49 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 import resource
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
 
 from boxcal.app.http.problems import ConcurrencyLimited, QueueFull, RateLimited, Unavailable
-from boxcal.app.settings import limits
-
-BODY_BYTES: Final[dict[str, int | None]] = {
-    "/predict": limits.MAX_BODY_BYTES,
-    "/calibrate": limits.MAX_BODY_BYTES,
-    "/feedback": limits.MAX_BODY_BYTES,
-    "/v2/models/{model}/infer": limits.MAX_BODY_BYTES,
-    "/v2/models/{model}/versions/{version}/infer": limits.MAX_BODY_BYTES,
-    "/fit": None,
-    "/compare": None,
-    "/fits/{fit_id}": limits.SMALL_BODY_BYTES,
-    "/monitor/acknowledge": limits.SMALL_BODY_BYTES,
-    "/calibrators/rollback": limits.SMALL_BODY_BYTES,
-    "/calibrators/{version}/activate": limits.SMALL_BODY_BYTES,
-    "/v2/repository/index": limits.SMALL_BODY_BYTES,
-}
-"""Most bytes of a body, by path template; None for uploads, which are limited as they are stored.
-
-A route that takes another method than GET must be here; any other body is limited as small ones are.
-"""
-_PATTERNS = tuple(
-    (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), most)
-    for path, most in BODY_BYTES.items()
-    if "{" in path and most != limits.SMALL_BODY_BYTES
-)
-
-
-def body_limit(path: str) -> int | None:
-    """Return the most bytes of a body by the path of its request; None for uploads."""
-    if path in BODY_BYTES:
-        return BODY_BYTES[path]
-    found = (most for pattern, most in _PATTERNS if pattern.fullmatch(path))
-    return next(found, limits.SMALL_BODY_BYTES)
-
 
 WINDOW_SECONDS = 60
 

@@ -27,10 +27,9 @@ from boxcal.app.http.dependencies import (
     DirectRequest,
     Requirements,
 )
-from boxcal.app.http.limits import body_limit
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
-from boxcal.app.http.scopes import Level
+from boxcal.app.http.scopes import Level, body_limit
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.calibrators.errors import hint

@@ -51,7 +51,7 @@ def complete(document: dict[str, Any]) -> None:
     document["components"]["securitySchemes"] = SECURITY_SCHEMES
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            require_key(operation, ROUTES[method.upper(), path])
+            require_key(operation, ROUTES[method.upper(), path].requirement)
             declare_problems(operation)
             for answer in operation["responses"].values():
                 content = answer.get("content", {})

@@ -18,12 +18,11 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
 from boxcal.app.access.event_streams import count_event_stream
-from boxcal.app.http.limits import BODY_BYTES, body_limit
 from boxcal.app.http.middleware import RequestMiddleware
-from boxcal.app.http.scopes import ROUTES, Level, Scope
+from boxcal.app.http.scopes import ROUTES, RPCS, UNKNOWN, Level, Rule, Scope, body_limit
 from boxcal.app.main import all_routes, create_app
 from boxcal.app.observability.logs import RequestLog
-from boxcal.app.protocols.grpc.admission import RPCS, UNKNOWN, Interceptor, Rpc
+from boxcal.app.protocols.grpc.admission import Interceptor
 from boxcal.app.protocols.grpc.server import Inference
 from boxcal.app.settings.service import Settings
 from tests.app.access.conftest import TESTER, Guarded, guarded
@@ -63,9 +62,7 @@ def undeclared(app: FastAPI) -> set[str]:
         for method in (route.methods or set()) - {"HEAD"}:
             name = f"{method} {route.path_format}"
             if (method, route.path_format) not in ROUTES:
-                found.add(f"{name}: no scope")
-            if method != "GET" and route.path_format not in BODY_BYTES:
-                found.add(f"{name}: no limit of the body")
+                found.add(f"{name}: not in the table")
         if (
             isinstance(route, APIRoute)
             and route.response_class is EventSourceResponse
@@ -79,7 +76,7 @@ def test_every_route_declares_its_key_and_its_limits() -> None:
     app = create_app(Settings())
     assert len(list(routes_of(app))) > 50
     assert undeclared(app) == set()
-    assert {path for path, most in BODY_BYTES.items() if most is None} == {"/fit", "/compare"}
+    assert {path for (_, path), rule in ROUTES.items() if rule.most_bytes is None} == {"/fit", "/compare"}
     assert body_limit("/fits/x/events") == 65_536
 
 
@@ -96,10 +93,9 @@ def test_a_route_that_is_added_without_them_is_found() -> None:
     router.add_api_route("/included", answers, methods=["PUT"])
     app.include_router(router)
     assert undeclared(app) == {
-        "GET /new: no scope",
-        "POST /new: no scope",
-        "POST /new: no limit of the body",
-        "GET /stream: no scope",
+        "GET /new: not in the table",
+        "POST /new: not in the table",
+        "GET /stream: not in the table",
         "/stream: streams are not counted",
         "/mounted: not admitted",
         "/included: not admitted",
@@ -119,19 +115,21 @@ def test_every_route_with_a_key_counts_the_rate_of_that_key(guarded: Guarded) ->
         until(lambda: http.get("/whoami").status_code == 429)
         statuses = {
             (method, template): http.request(method, address(template)).status_code
-            for (method, template), requirement in ROUTES.items()
-            if requirement is not Level.OPEN
+            for (method, template), rule in ROUTES.items()
+            if rule.requirement is not Level.OPEN
         }
     assert {route: status for route, status in statuses.items() if status != 429} == {}
 
 
-@pytest.mark.parametrize("template", [path for path, most in BODY_BYTES.items() if most is not None])
-def test_a_body_above_its_limit_is_refused_unread(guarded: Guarded, template: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "template"),
+    [route for route, rule in ROUTES.items() if route[0] != "GET" and rule.most_bytes is not None],
+)
+def test_a_body_above_its_limit_is_refused_unread(guarded: Guarded, method: str, template: str) -> None:
     most = (
         32 * 2**20 if template in {"/predict", "/calibrate", "/feedback"} or "infer" in template else 65_536
     )
-    assert BODY_BYTES[template] == most
-    method = next(method for method, path in ROUTES if path == template and method != "GET")
+    assert ROUTES[method, template].most_bytes == body_limit(template) == most
     key = guarded.headers("admin")["Authorization"]
     url, path = httpx.URL(guarded.url), address(template).replace("{model}", "digits")
     head = (
@@ -193,6 +191,6 @@ def test_an_rpc_that_is_added_without_them_is_found(tmp_path: Path, monkeypatch:
 
 
 def test_an_rpc_that_is_missing_in_the_table_requires_admin() -> None:
-    assert RPCS["/inference.GRPCInferenceService/ModelInfer"] == Rpc(Scope.PREDICT, 33_554_432)
+    assert RPCS["/inference.GRPCInferenceService/ModelInfer"] == Rule(Scope.PREDICT, 33_554_432)
     assert {rpc.most_bytes for name, rpc in RPCS.items() if not name.endswith("ModelInfer")} == {65_536}
-    assert Rpc(Scope.ADMIN, 65_536) == UNKNOWN
+    assert Rule(Scope.ADMIN, 65_536) == UNKNOWN

@@ -8,11 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from http import HTTPStatus
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health
-from grpc_reflection.v1alpha import reflection
 
 from boxcal.app.http.admission import Admission, Ticket
 from boxcal.app.http.limits import UNCOUNTED_BYTES, Shares
@@ -25,7 +24,7 @@ from boxcal.app.http.problems import (
     MalformedBody,
 )
 from boxcal.app.http.protocol import STALL_SECONDS
-from boxcal.app.http.scopes import Level, Requirement, Scope
+from boxcal.app.http.scopes import RPCS, UNKNOWN, Level
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
@@ -67,36 +66,9 @@ READ_BYTES = 2**20
 """A client reads so many bytes of an answer a second, beyond the first `STALL_SECONDS`."""
 
 
-class Rpc(NamedTuple):
-    """What a method requires of the API key, and the most bytes of its message."""
-
-    requirement: Requirement
-    most_bytes: int = limits.SMALL_BODY_BYTES
-
-
-RPCS: Final[dict[str, Rpc]] = {
-    f"/{SERVICE}/ModelInfer": Rpc(Scope.PREDICT, limits.MAX_BODY_BYTES),
-    f"/{SERVICE}/ModelStatistics": Rpc(Scope.READ),
-    f"/{SERVICE}/ModelReady": Rpc(Level.KEY),
-    f"/{SERVICE}/ModelMetadata": Rpc(Level.KEY),
-    f"/{SERVICE}/ModelConfig": Rpc(Level.KEY),
-    f"/{SERVICE}/ServerMetadata": Rpc(Level.KEY),
-    f"/{SERVICE}/RepositoryIndex": Rpc(Level.KEY),
-    f"/{SERVICE}/ServerLive": Rpc(Level.OPEN),
-    f"/{SERVICE}/ServerReady": Rpc(Level.OPEN),
-    f"/{health.SERVICE_NAME}/Check": Rpc(Level.OPEN),
-    f"/{health.SERVICE_NAME}/List": Rpc(Level.OPEN),
-    f"/{health.SERVICE_NAME}/Watch": Rpc(Level.OPEN),
-    f"/{reflection.SERVICE_NAME}/ServerReflectionInfo": Rpc(Level.KEY),
-}
-"""Every method of the server. To add one, add it here."""
-UNKNOWN = Rpc(Scope.ADMIN)
-"""Of a method that is missing there."""
-
-
 def check_size(method: str, data: bytes) -> None:
     most = RPCS.get(method, UNKNOWN).most_bytes
-    if len(data) > most:
+    if most is not None and len(data) > most:
         raise BodyTooLarge(f"The message has {len(data):,} bytes; the limit is {most:,}.")
 
 

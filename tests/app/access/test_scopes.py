@@ -44,7 +44,7 @@ def test_every_route_is_in_the_table_and_nothing_else() -> None:
 @pytest.mark.parametrize("route", list(ROUTES), ids=" ".join)
 def test_the_scope_matrix(guarded: Guarded, route: tuple[str, str]) -> None:
     method, template = route
-    requirement = ROUTES[route]
+    requirement = ROUTES[route].requirement
     with httpx.Client(base_url=guarded.url, timeout=30) as http:
         for key in [*Scope, *REFUSED]:
             with http.stream(method, address(template), headers=guarded.headers(key)) as answer:
@@ -125,7 +125,7 @@ def test_the_document_declares_what_each_route_requires(guarded: Guarded) -> Non
     assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            requirement = ROUTES[method.upper(), path]
+            requirement = ROUTES[method.upper(), path].requirement
             assert operation.get("x-required-scope") == (
                 None if requirement is Level.OPEN else requirement.value
             )
