@@ -115,7 +115,12 @@ MUTATIONS = [
     ),
     # The operator on the CPU.
     Mutation(LOOPS, "select(is_free, zero, clipped)", "zero", DEFECTS),
-    Mutation(LOOPS, "total += sums.dtype.type(clipped)", "pass", DEFECTS),
+    Mutation(
+        LOOPS,
+        "total += sums.dtype.type(clipped)",
+        "pass",
+        f"{EXACTNESS}::test_passes_over_rows_of_a_thousand_classes",  # exact_row would solve them
+    ),
     Mutation(LOOPS, "select(is_free, weight, zero)", "weight", DEFECTS),
     Mutation(LOOPS, "is_free = clipped == value", "is_free = value <= high", DEFECTS),
     Mutation(
