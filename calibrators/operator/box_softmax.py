@@ -150,7 +150,7 @@ def _plain_bounds(
         or logits.ndim != 2
         or dim not in (-1, 1)
         or logits.dtype not in ROUNDING
-        or logits.device.type != "cpu"
+        or not logits.is_cpu
         or not logits.numel()
         or isinstance(temperature, Tensor)
         or not 0.0 < temperature < math.inf

@@ -149,7 +149,7 @@ def backward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     ndarray of shape (N, K). `held`: bool ndarray of shape (N or 1,), False where every class of the row is
     known to be free, so that its sides need no look. `inverse`: float64 ndarray of shape (N or 1,).
     `by_lower`, `by_upper`: ndarray of shape (N, K), (N, 1) for the sum over the classes, or (0, 0).
-    `by_temperature`: float64 ndarray of shape (N,) or (0,). `team`: the first two arguments of `share`.
+    `by_temperature`: float64 ndarray of shape (N,) or (0,). `team`: as `share` takes it.
     """
     given = (upstream, probabilities, side, held, logits, inverse)
-    share(team[0], team[1], _rows, (*given, by_logits, by_lower, by_upper, by_temperature))
+    share(team, _rows, (*given, by_logits, by_lower, by_upper, by_temperature))

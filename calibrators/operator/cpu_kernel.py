@@ -5,7 +5,7 @@ Importing it costs numba's import; the loops are compiled once per machine and k
 
 import ctypes
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from boxcal.calibrators.operator.cpu_backward import backward_rows
 from boxcal.calibrators.operator.cpu_loops import forward_rows
 from boxcal.calibrators.operator.exact_row import Array
 from boxcal.calibrators.operator.gradients import GradientMask, Gradients
+from boxcal.calibrators.operator.teams import ALONE
 
 NO_SIDE, NO_HELD = np.empty((1, 0), np.int8), np.empty(0, np.bool_)
 """For callers that need no gradient: it reads which bound holds each class, and which rows have one so."""
@@ -57,8 +58,8 @@ def _team(rows: Array) -> tuple[int, int]:
     In a thread that torch keeps to one, as those of a service and of a fit, the loop runs there.
     """
     if rows.size < GRAIN or os.getpid() != PROCESS or (parts := min(len(rows), torch.get_num_threads())) == 1:
-        return 0, 1
-    return (address, parts) if (address := _openmp()) else (0, 1)
+        return ALONE
+    return (address, parts) if (address := _openmp()) else ALONE
 
 
 def forward(
@@ -80,9 +81,9 @@ def forward_plain(logits: Tensor, lower: Bound, upper: Bound, temperature: float
 
     Bounds are two numbers, or two tensors of shape (N or 1, K) and of the logits' dtype.
     """
-    rows = logits.detach().contiguous()
+    rows = (logits.detach() if logits.requires_grad else logits).contiguous()
     probabilities, array = torch.empty_like(rows), rows.numpy()
-    box, inverse = _box(lower, upper, array), np.array([1.0 / temperature])
+    box, inverse = _box(lower, upper, array), _number(1.0 / temperature, np.float64)
     _fill(array, box, inverse, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
     return probabilities
 
@@ -91,7 +92,13 @@ def _box(lower: Bound, upper: Bound, rows: Array) -> tuple[Array, Array]:
     """Bounds as the loops take them: two arrays of shape (N or 1, K), or (1,) for numbers."""
     if isinstance(lower, Tensor) and isinstance(upper, Tensor):
         return _array(lower), _array(upper)
-    return np.array([lower], rows.dtype), np.array([upper], rows.dtype)
+    return _number(lower, rows.dtype), _number(upper, rows.dtype)
+
+
+@lru_cache(64)
+def _number(value: float, kind: Any) -> Array:
+    """Give a number as the loops take it, which only read it."""
+    return np.array([value], kind)
 
 
 def _fill(  # noqa: PLR0917 - the order of the operator's own arguments

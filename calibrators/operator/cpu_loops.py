@@ -397,18 +397,17 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     ndarray of the same dtype; both (N or 1, K), or both (N or 1,) when uniform. `inverse`: float64 ndarray of
     shape (N or 1,), one over the temperature. `side`: int8 ndarray of shape (N, K), or (1, 0) where nobody
     asks for it. `held`: bool ndarray of shape (N,), or (0,) likewise, False where no bound holds any class of
-    the row, as far as a look at two numbers tells. `team`: the first two arguments of `share`.
+    the row, as far as a look at two numbers tells. `team`: as `share` takes it.
     """
     refused = np.full(team[1], UNSOLVED)
     arguments = (logits, lower, upper, inverse, tolerance, probabilities, side, held, refused)
-    share(team[0], team[1], _rows, arguments)
-    first = -1
+    share(team, _rows, arguments)
+    if refused.min() == UNSOLVED:
+        raise MemoryError
     for row in refused:
-        if row == UNSOLVED:
-            raise MemoryError
-        if first < 0:
-            first = row
-    return first
+        if row >= 0:
+            return int(row)
+    return -1
 
 
 @inner(fastmath=SUMMING)

@@ -14,24 +14,18 @@ from numba.extending import intrinsic, overload
 
 _INT_OF: dict[Any, Any] = {types.float32: types.int32, types.float64: types.int64}
 _FLOAT_OF: dict[Any, Any] = {integer: floating for floating, integer in _INT_OF.items()}
-_LLVM: dict[Any, Any] = {
-    types.int32: ir.IntType(32),
-    types.int64: ir.IntType(64),
-    types.float32: ir.FloatType(),
-    types.float64: ir.DoubleType(),
-}
 
 
 def _bits(_context: Any, value: Any) -> tuple[Any, Any]:
     """Read the bits of a float as the integer of its width."""
     target = _INT_OF[value]
-    return target(value), lambda _c, builder, _s, args: builder.bitcast(args[0], _LLVM[target])
+    return target(value), lambda c, builder, _s, args: builder.bitcast(args[0], c.get_value_type(target))
 
 
 def _from_bits(_context: Any, value: Any) -> tuple[Any, Any]:
     """Read an integer as the float of its width."""
     target = _FLOAT_OF[value]
-    return target(value), lambda _c, builder, _s, args: builder.bitcast(args[0], _LLVM[target])
+    return target(value), lambda c, builder, _s, args: builder.bitcast(args[0], c.get_value_type(target))
 
 
 def _ordered(_context: Any, value: Any) -> tuple[Any, Any]:
@@ -80,8 +74,7 @@ _LOG2E_64, _ROUND_64, _FLOOR_64, _CEILING_64 = 1 / math.log(2), 1.5 * 2.0**52, -
 _HIGH_64 = round(math.log(2) * 2**32) / 2**32
 _LOW_64 = 2.3190468138462996e-17 + (math.log(2) - _HIGH_64)
 _C64 = tuple(1 / math.factorial(n) for n in range(14))
-_ZERO_32, _SHIFT_32 = _F(0), np.int32(23)
-_SHIFT_64 = np.int64(52)
+_ZERO_32, _SHIFT_32, _SHIFT_64 = _F(0), np.int32(23), np.int64(52)
 
 
 @njit(fastmath={"contract"}, error_model="numpy", forceinline=True)

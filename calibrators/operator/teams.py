@@ -12,19 +12,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+ALONE = 0, 1
+"""No team."""
 
-def _share(typing: Any, run: Any, parts: Any, body: Any, arguments: Any) -> tuple[Any, Any]:
-    """Call `body(part, parts, arguments)` for every part, by `GOMP_parallel` at this address, or here at 0.
 
-    Each thread takes the next part until none is left, so that a team may be smaller than was asked for. What
-    the body raises is lost.
+def _share(typing: Any, team: Any, body: Any, arguments: Any) -> tuple[Any, Any]:
+    """Call `body(part, parts, arguments)` for every part of the work.
+
+    `team`: the address of `GOMP_parallel`, or 0, and the parts, one for each thread. Each takes the next part
+    until none is left, so that the team may be smaller. What the body raises is lost.
     """
+    parts = team.dtype
     typing.resolve_function_type(body, (parts, parts, arguments), {})
     compiled = body.dispatcher.overloads[parts, parts, arguments]
 
     def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
         context.add_linking_libs([compiled.library])
-        run_at, count, given = values[0], values[1], values[3]
+        run_at, count, given = *(builder.extract_value(values[0], place) for place in (0, 1)), values[2]
         integer, unsigned, pointer = count.type, ir.IntType(32), ir.IntType(8).as_pointer()
         fields: Any = tools.gep_inbounds
         work = tools.alloca_once(builder, ir.LiteralStructType([integer, integer, given.type]))
@@ -55,12 +59,12 @@ def _share(typing: Any, run: Any, parts: Any, body: Any, arguments: Any) -> tupl
             with alone:
                 builder.call(member, [data])
             with together:
-                team_kind = ir.FunctionType(ir.VoidType(), [member.type, pointer, unsigned, unsigned])
-                team = builder.inttoptr(run_at, team_kind.as_pointer())
-                builder.call(team, [member, data, builder.trunc(count, unsigned), ir.Constant(unsigned, 0)])
+                start_kind = ir.FunctionType(ir.VoidType(), [member.type, pointer, unsigned, unsigned])
+                start = builder.inttoptr(run_at, start_kind.as_pointer())
+                builder.call(start, [member, data, builder.trunc(count, unsigned), ir.Constant(unsigned, 0)])
         return context.get_dummy_value()
 
-    return types.none(run, parts, body, arguments), generate
+    return types.none(team, body, arguments), generate
 
 
 tools: Any = cgutils
