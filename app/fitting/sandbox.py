@@ -31,16 +31,15 @@ OF_FILES = 1 | 1 << 1 | 1 << 2 | 1 << 14
 TCP_FROM, SCOPES_FROM = 4, 6
 """Versions from which connections, and then signals and abstract sockets, can be forbidden; two bits each."""
 SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache", "/etc/localtime", "/dev/null"),
     *(
-        "/usr",
-        "/lib",
-        "/lib64",
-        "/nix/store",
-        "/etc/ld.so.cache",
-        "/etc/localtime",
+        "/dev/urandom",
+        "/proc/self",
+        "/proc/cpuinfo",
+        "/proc/meminfo",
+        "/proc/stat",
         "/sys/devices/system/cpu",
     ),
-    *("/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/dev/null", "/dev/urandom"),
 )
 
 MACHINES = {"x86_64": (0xC000003E, 317, 56), "aarch64": (0xC00000B7, 277, 220)}
@@ -129,12 +128,7 @@ def _restrict_calls(libc: ctypes.CDLL) -> int:
         (load, 0, 0, 0),
         (at_least, 0, 1, OTHER_NUMBERING),
         (answer, 0, 0, refuse),
-        (
-            equal,
-            0,
-            1,
-            CLONE3,
-        ),  # its flags are in memory, which a filter does not see; libraries try `clone` next
+        (equal, 0, 1, CLONE3),  # Its flags lie in memory, unseen by a filter; libraries try `clone` next.
         (answer, 0, 0, unknown),
     ]
     for number in (*FORBIDDEN[machine], *FORBIDDEN_ANYWHERE):
