@@ -75,7 +75,7 @@ def test_after_sigterm_connections_are_refused_at_once_and_waiting_ones_answered
                 outcomes.append("refused")
             except httpx.TransportError as error:
                 outcomes.append(repr(error))
-            assert time.monotonic() - began < 1.0, outcomes
+            assert time.monotonic() - began < 3.0, outcomes  # one that is taken and not answered takes 5
             time.sleep(0.01)
         assert psutil.pid_exists(service.process.pid)
         assert set(outcomes[-5:]) == {"refused"}
