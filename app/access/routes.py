@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.http.admission import TICKET
@@ -14,7 +14,7 @@ from boxcal.app.http.dependencies import Limit, current_state
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import Scope
-from boxcal.app.registry.audit import Action, AuditRecord, Caller, entries
+from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.store import Registry
 
 router = APIRouter(tags=["access"])
@@ -37,6 +37,8 @@ class Identity(BaseModel):
 class AuditEntry(BaseModel):
     """One change."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     id: int = Field(examples=[17])
     at: datetime = Field(examples=["2026-11-21T03:00:00Z"])
     action: Action
@@ -48,21 +50,6 @@ class AuditEntry(BaseModel):
         examples=["10.0.0.7"],
     )
     details: dict[str, Any] = Field(examples=[{"method": "ts"}])
-
-    @classmethod
-    def of(cls, record: AuditRecord) -> AuditEntry:
-        """Return the schema of a record."""
-        caller = record.caller
-        return cls(
-            id=record.id,
-            at=record.at,
-            action=record.action,
-            subject=record.subject,
-            name=caller.name,
-            key=caller.key,
-            address=caller.address,
-            details=record.details,
-        )
 
 
 class AuditLog(BaseModel):
@@ -117,4 +104,4 @@ async def list_audit(
     """List who fitted, activated and rolled back calibrators and changed keys, newest first."""
     registry: Registry = state.default.registry  # those of all models share one audit log
     found = await registry.run(entries, registry.database, limit, before_entry)
-    return AuditLog(entries=[AuditEntry.of(record) for record in found])
+    return AuditLog(entries=[AuditEntry.model_validate(entry) for entry in found])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -41,18 +40,6 @@ SERVICE = Caller("the service")
 """Acts when a fit activates its calibrator."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
-    """One entry of the audit log."""
-
-    id: int
-    at: datetime
-    action: Action
-    subject: str
-    caller: Caller
-    details: dict[str, Any]
-
-
 def append(
     connection: Connection, caller: Caller, action: Action, subject: str, **details: str | float
 ) -> None:
@@ -65,19 +52,14 @@ def append(
     )
 
 
-def entries(database: Database, limit: int, before: int | None = None) -> Sequence[AuditRecord]:
-    """Return at most `limit` entries, newest first; only entries older than the one with the id `before`."""
+def entries(database: Database, limit: int, before: int | None = None) -> Sequence[Any]:
+    """Return at most `limit` entries, newest first; only entries older than the one with the id `before`.
+
+    Each has the members of `GET /audit`.
+    """
+    own = (audit.c.id, audit.c.at, audit.c.action, audit.c.subject, audit.c.address, audit.c.details)
+    names = (audit.c.actor.label("name"), audit.c.key_id.label("key"))
     older = true() if before is None else audit.c.id < before
+    newest = select(*own, *names).where(older).order_by(audit.c.id.desc()).limit(limit)
     with database.read() as connection:
-        rows = connection.execute(select(audit).where(older).order_by(audit.c.id.desc()).limit(limit)).all()
-    return [
-        AuditRecord(
-            row.id,
-            row.at,
-            Action(row.action),
-            row.subject,
-            Caller(row.actor, row.key_id, row.address),
-            dict(row.details),
-        )
-        for row in rows
-    ]
+        return connection.execute(newest).all()

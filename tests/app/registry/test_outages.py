@@ -57,7 +57,7 @@ async def test_a_cancellation_during_an_outage_is_in_the_audit_log(
             await asyncio.to_thread(postgresql.start)
         assert (await until(opened.jobs, waiting, ended)).state is FitState.CANCELLED
         newest = await opened.registry.run(entries, opened.registry.database, 1)
-        assert [(entry.action, entry.caller.name) for entry in newest] == [(Action.CANCEL, "someone")]
+        assert [(entry.action, entry.name) for entry in newest] == [(Action.CANCEL, "someone")]
 
 
 async def test_a_shared_fit_that_cannot_be_released_is_not_shown_as_interrupted(
