@@ -81,31 +81,8 @@ class Availability:
         return self._answered - self._steady_from
 
 
-class RegistryThreads:
-    """As many threads as the database has connections."""
-
-    def __init__(self, availability: Availability, count: int) -> None:
-        self._contact = availability
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="registry")
-
-    async def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        """Call something that uses the registry, in a thread."""
-        asked = time.monotonic()
-
-        def work() -> T:
-            if self._contact.failed_after(asked):
-                raise RegistryUnavailable("The registry does not answer.")
-            return call(*arguments, **named)
-
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    def close(self) -> None:
-        """Wait for the calls that run; those that wait are dropped."""
-        self._pool.shutdown(cancel_futures=True)
-
-
 CONNECTIONS = 2
-"""Connections of the pool. On PostgreSQL each replica has one more, which listens for changes."""
+"""Connections of the pool, each with a thread. On PostgreSQL one more listens for changes."""
 ENGINE_OPTIONS: dict[str, Any] = {
     "json_serializer": lambda value: orjson.dumps(value).decode(),
     "json_deserializer": orjson.loads,
@@ -158,6 +135,7 @@ class Database:
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
         self._of_thread = threading.local()
+        self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="registry")
         try:
             self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
         except (SQLAlchemyError, OSError, ImportError) as error:
@@ -226,7 +204,20 @@ class Database:
             connection.cursor().execute("VACUUM")
             connection.close()
 
+    async def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """Call something that uses the database, in a thread."""
+        asked = time.monotonic()
+
+        def work() -> T:
+            if self.availability.failed_after(asked):
+                raise RegistryUnavailable("The registry does not answer.")
+            return call(*arguments, **named)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def close(self) -> None:
+        """Wait for the calls that run, drop those that wait, and close the connections."""
+        self._threads.shutdown(cancel_futures=True)
         self._engine.dispose()
 
     @contextmanager

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert, select, true
 from boxcal.app.http.problems import DamagedArtifact, NoReport
 from boxcal.app.registry.activations import ActivationLog
 from boxcal.app.registry.audit import SERVICE
-from boxcal.app.registry.database import CONNECTIONS, Database, RegistryThreads
+from boxcal.app.registry.database import Database
 from boxcal.app.registry.fits import FitLog
 from boxcal.app.registry.maintenance import prune
 from boxcal.app.registry.records import (
@@ -71,10 +71,7 @@ class Registry:
         self.fits = FitLog(self.database, self.backbone_id, owner)
         self.activations = ActivationLog(self.database, backbone, self.backbone_id)
         self.snapshots = Snapshots(self.database, self.backbone_id, owner)
-        self._threads: RegistryThreads = (
-            RegistryThreads(self.database.availability, CONNECTIONS) if beside is None else beside._threads
-        )
-        self.run = self._threads.run
+        self.run = self.database.run
 
     def prune(self, keep_versions: int, keep_days: float) -> list[int]:
         """Delete the large parts of old calibrators, as `maintenance.prune` does."""
@@ -83,7 +80,6 @@ class Registry:
     def close(self) -> None:
         """Wait for the calls that run, and close the connections, unless another model lent them."""
         if self._beside is None:
-            self._threads.close()
             self.database.close()
 
     # -- calibrators -----------------------------------------------------------------------------------------
