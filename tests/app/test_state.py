@@ -14,7 +14,7 @@ from boxcal.app.http.dependencies import part_of_model
 from boxcal.app.http.health import ObservedState
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.predict import description
-from boxcal.app.protocols.v2.served import ProtocolModel, ProtocolState
+from boxcal.app.protocols.v2.inference import ProtocolModel, ProtocolState
 from boxcal.app.registry import routes as registry
 from boxcal.app.state import ServedModel, State
 

@@ -19,8 +19,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from boxcal.app.protocols.grpc.admission import measured
-from boxcal.app.protocols.grpc.connections import close_connections
+from boxcal.app.protocols.grpc.admission import close_connections, measured
 from tests.app.access.test_event_streams import FEW
 from tests.app.fitting.service import Service, free_port
 from tests.app.waiting import until

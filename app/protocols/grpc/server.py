@@ -10,9 +10,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from importlib.metadata import version as version_of
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
@@ -27,7 +25,7 @@ from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor
 from boxcal.app.protocols.v2 import routes
-from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
+from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, ProtocolState, class_count
 from boxcal.app.protocols.v2.tensors import (
     BYTES,
     MAX_DIMENSIONS,
@@ -37,9 +35,6 @@ from boxcal.app.protocols.v2.tensors import (
     to_binary,
 )
 from boxcal.app.settings import limits
-
-if TYPE_CHECKING:
-    from boxcal.app.protocols.v2.served import ProtocolState
 
 logger = logging.getLogger("boxcal")
 
@@ -111,26 +106,15 @@ class Inference:
         return inference_pb2.ModelReadyResponse(ready=known and not self._state.has_failed())
 
     async def server_metadata(self, request: Any, context: Any) -> Any:
-        return inference_pb2.ServerMetadataResponse(
-            name="boxcal", version=version_of("boxcal"), extensions=routes.EXTENSIONS
-        )
+        return inference_pb2.ServerMetadataResponse(**await routes.server_metadata())
 
     async def model_metadata(self, request: Any, context: Any) -> Any:
-        model = self._state.v2_model(request.name)
-        return inference_pb2.ModelMetadataResponse(
-            name=request.name,
-            versions=await routes.model_versions(model),
-            platform="boxcal",
-            inputs=[asdict(one) for one in model.v2.inputs(request.name)],
-            outputs=[asdict(one) for one in model.v2.outputs()],
-        )
+        """Describe a model with all its versions, whichever the request names."""
+        found = await routes.model_metadata(request.name, self._state)
+        return inference_pb2.ModelMetadataResponse(**found)
 
     async def repository_index(self, request: Any, context: Any) -> Any:
-        models = [
-            {"name": name, "version": str(model.active.current.version), "state": "READY"}
-            for name, model in self._state.v2.items()
-        ]
-        return inference_pb2.RepositoryIndexResponse(models=models)
+        return inference_pb2.RepositoryIndexResponse(models=await routes.repository_index(self._state))
 
     async def model_config(self, request: Any, context: Any) -> Any:
         """Describe a model as Triton does."""

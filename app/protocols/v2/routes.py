@@ -42,8 +42,7 @@ from boxcal.app.protocols.v2.documents import (
     read_request,
     write_response,
 )
-from boxcal.app.protocols.v2.inference import CALIBRATOR, TensorDescription
-from boxcal.app.protocols.v2.served import ProtocolModel, ProtocolState
+from boxcal.app.protocols.v2.inference import CALIBRATOR, ProtocolModel, ProtocolState, TensorDescription
 from boxcal.app.protocols.v2.tensors import BYTES
 
 # The protocol has its own OpenAPI document, and its own clients.
