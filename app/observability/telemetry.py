@@ -12,6 +12,7 @@ import math
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -184,111 +185,80 @@ class Telemetry:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # memory, processor time and open files of this process
-        self._request_seconds = FastHistogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(FastHistogram, registry=registry)
+        self._request_seconds = histogram(
             "boxcal_request_seconds",
             "Duration of a request in seconds, from its first byte to the last byte of its response.",
             SECONDS,
             ["route", "status"],
-            registry=registry,
         )
-        self._stage_seconds = FastHistogram(
-            "boxcal_stage_seconds",
-            "Duration of each stage of a prediction in seconds.",
-            SECONDS,
-            ["stage"],
-            registry=registry,
+        self._stage_seconds = histogram(
+            "boxcal_stage_seconds", "Duration of each stage of a prediction in seconds.", SECONDS, ["stage"]
         )
-        self._batch_size = FastHistogram(
-            "boxcal_batch_size", "Number of samples in a forward pass.", SIZES, registry=registry
+        self._batch_size = histogram(
+            "boxcal_batch_size", "Number of samples in a forward pass.", SIZES
         ).labels()
         self._device_seconds = ReadCounter(
             "boxcal_device_seconds",
             "Duration of all forward passes in seconds; the models of a service share a device by it.",
             registry=registry,
         )
-        self._queue_samples = Gauge(
-            "boxcal_queue_samples", "Number of samples in the queue and in progress.", registry=registry
+        self._queue_samples = gauge("boxcal_queue_samples", "Number of samples in the queue and in progress.")
+        self._rejected = counter(
+            "boxcal_rejected", "Requests that were rejected or cancelled, by reason.", ["reason"]
         )
-        self._rejected = Counter(
-            "boxcal_rejected",
-            "Requests that were rejected or cancelled, by reason.",
-            ["reason"],
-            registry=registry,
+        self._bound_hits = counter(
+            "boxcal_bound_hits", "Class probabilities that are equal to a bound, by side.", ["side"]
         )
-        self._bound_hits = Counter(
-            "boxcal_bound_hits",
-            "Class probabilities that are equal to a bound, by side.",
-            ["side"],
-            registry=registry,
-        )
-        self._bounds_relaxed = Counter(
+        self._bounds_relaxed = counter(
             "boxcal_bounds_relaxed",
             "Predictions whose fitted bounds were relaxed to satisfy the bounds of the request.",
-            registry=registry,
         )
-        self._confidence = FastHistogram(
-            "boxcal_confidence", "Largest probability of a prediction.", SHARES, registry=registry
+        self._confidence = histogram(
+            "boxcal_confidence", "Largest probability of a prediction.", SHARES
         ).labels()
-        self._expected_accuracy = Gauge(
+        gauge(
             "boxcal_expected_accuracy",
             "Expected share of right answers: by labels where there are at least 50, otherwise the mean "
             f"confidence of about {REMEMBERED} predictions, corrected by the validation data.",
-            registry=registry,
-        )
-        self._expected_accuracy.set_function(self._expected)
+        ).set_function(self._expected)
         self._interval = {
-            side: Gauge(
+            side: gauge(
                 f"boxcal_expected_accuracy_{side}",
                 f"The {side} end of the 95 % interval of the expected accuracy; NaN without labels.",
-                registry=registry,
             )
             for side in ("low", "high")
         }
         for end in self._interval.values():
             end.set(math.nan)
-        self._log_evidence = Gauge(
+        self._log_evidence = gauge(
             "boxcal_calibration_log_evidence",
             "Natural logarithm of the evidence against the calibration of the active calibrator, by test.",
             ["test"],
-            registry=registry,
         )
-        self._alarms = Gauge(
+        self._alarms = gauge(
             "boxcal_calibration_alarm",
             "Whether the test of calibration has raised an alarm: 1 until it is acknowledged or another "
             "calibrator is active.",
             ["test"],
-            registry=registry,
         )
-        for test in ALARMS:
-            self._alarms.labels(test)
-            self._log_evidence.labels(test)
-        self._recoverable = Gauge(
+        self._recoverable = gauge(
             "boxcal_recoverable_nll",
             "NLL in nats a label that a recalibration would recover, since the start of the change.",
-            registry=registry,
         )
-        self._monitored_labels = Gauge(
-            "boxcal_monitored_labels",
-            "Labels of the active calibrator that the monitor has tested.",
-            registry=registry,
+        self._monitored_labels = gauge(
+            "boxcal_monitored_labels", "Labels of the active calibrator that the monitor has tested."
         )
-        Counter(
+        counter(
             "boxcal_process_restarts",
             "Serving processes of `BOXCAL_WORKERS` that ended or hung, and were started again.",
-            registry=registry,
         )
-        self._deliveries = Counter(
-            "boxcal_webhook_deliveries", "Events sent to the webhook.", ["result"], registry=registry
-        )
-        for result in DELIVERIES:
-            self._deliveries.labels(result)
-        self._labelled_accuracy: float | None = None
-        self._validation_gap = 0.0
-        self._calibrator_info = Gauge(
+        self._deliveries = counter("boxcal_webhook_deliveries", "Events sent to the webhook.", ["result"])
+        self._calibrator_info = gauge(
             "boxcal_calibrator_info",
             "The active calibrator: its version and method.",
             ["version", "method"],
-            registry=registry,
         )
         self._fit_seconds = Histogram(
             "boxcal_fit_seconds",
@@ -297,34 +267,26 @@ class Telemetry:
             buckets=FIT_SECONDS,
             registry=registry,
         )
-        self._fits = Counter("boxcal_fits", "Fits that ended, by final state.", ["state"], registry=registry)
-        self._registry_answer_age = Gauge(
+        self._fits = counter("boxcal_fits", "Fits that ended, by final state.", ["state"])
+        self._registry_answer_age = gauge(
             "boxcal_registry_last_contact_seconds",
             "Seconds since the database of the registry last answered.",
-            registry=registry,
         )
-        self._pauses = FastHistogram(
+        self._pauses = histogram(
             "boxcal_event_loop_pause_seconds",
             "By how many seconds a callback that the event loop runs every 50 ms was late.",
             SECONDS,
-            registry=registry,
         ).labels()
-        self._restarts = Counter(
-            "boxcal_background_restarts",
-            "Background tasks that failed and were started again.",
-            ["task"],
-            registry=registry,
+        self._restarts = counter(
+            "boxcal_background_restarts", "Background tasks that failed and were started again.", ["task"]
         )
-        self._feedback = Counter(
+        self._feedback = counter(
             "boxcal_feedback",
             "Predictions kept for feedback or dropped, and items of feedback by what became of them.",
             ["result"],
-            registry=registry,
         )
-        for result in FEEDBACK_RESULTS:
-            self._feedback.labels(result)
-        for task in BACKGROUND_TASKS:
-            self._restarts.labels(task)
+        self._labelled_accuracy: float | None = None
+        self._validation_gap = 0.0
         self._lock = threading.Lock()
         self._answers = 0
         self._accuracy = 0.0
@@ -335,10 +297,18 @@ class Telemetry:
         }
         self._stages = {stage: self._stage_seconds.labels(stage) for stage in STAGES}
         self._sides = {side: self._bound_hits.labels(side) for side in ("lower", "upper")}
-        for reason in REJECTIONS:
-            self._rejected.labels(reason)
-        for state in FIT_STATES:
-            self._fits.labels(state)
+        first_series: tuple[tuple[Counter | Gauge, tuple[str, ...]], ...] = (
+            (self._rejected, REJECTIONS),
+            (self._log_evidence, ALARMS),
+            (self._alarms, ALARMS),
+            (self._deliveries, DELIVERIES),
+            (self._fits, FIT_STATES),
+            (self._restarts, BACKGROUND_TASKS),
+            (self._feedback, FEEDBACK_RESULTS),
+        )
+        for metric, values in first_series:
+            for value in values:
+                metric.labels(value)  # exposed from the start, at 0
 
     def of_model(self, routes: Iterable[str]) -> Telemetry:
         """Return the metrics of one of several models; the series of these routes exist from the start."""
