@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,20 +101,14 @@ def _record(entry: dict[str, Any]) -> KeyRecord:
 _NO_SALT, _NO_DIGEST = bytes(SALT_BYTES), bytes(32)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LoadedKey:
-    """A key in memory.
+    """A key in memory."""
 
-    `deadline`: when it expires, as a moment of `time.monotonic`; None if it does not. `limiter`: None if it
-    has no limits.
-    """
-
-    __slots__ = ("deadline", "limiter", "permits", "record")
-
-    def __init__(self, record: KeyRecord, deadline: float | None, limiter: Limiter | None) -> None:
-        self.record = record
-        self.deadline = deadline
-        self.permits = permitted(record.scopes)
-        self.limiter = limiter
+    record: KeyRecord
+    permits: frozenset[Requirement]
+    deadline: float | None  # When it expires, as a moment of `time.monotonic`; None if it does not
+    limiter: Limiter | None  # None if it has no limits
 
 
 GUESS_SECONDS, MOST_ADDRESSES = 60.0, 10_000
@@ -208,7 +202,9 @@ class Access:
         for record in current.keys:
             expires = record.expires_at
             deadline = None if expires is None else now + (expires - current.now).total_seconds()
-            keys[record.id.encode()] = LoadedKey(record, deadline, self._limiter(record))
+            keys[record.id.encode()] = LoadedKey(
+                record, permitted(record.scopes), deadline, self._limiter(record)
+            )
         self._keys = keys
         self.is_required = self._is_open_to_others or current.any_created
 

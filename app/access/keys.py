@@ -10,7 +10,6 @@ API keys in the registry, shared by every replica; its methods block.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import secrets
@@ -51,16 +50,6 @@ class KeyRecord:
     expires_at: datetime | None
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
-
-
-def new_id() -> str:
-    """Draw the id of a new key."""
-    return secrets.token_hex(ID_DIGITS // 2)
-
-
-def new_secret() -> str:
-    """Draw a secret of 256 random bits."""
-    return base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode()
 
 
 def written(key_id: str, secret: str) -> str:
@@ -132,7 +121,8 @@ class KeyStore:
         concurrency: int | None = None,
     ) -> tuple[KeyRecord, str]:
         """Create a key; returns its record, and the whole key, which is stored nowhere."""
-        key_id, secret, salt = new_id(), new_secret(), secrets.token_bytes(SALT_BYTES)
+        key_id, secret = secrets.token_hex(ID_DIGITS // 2), secrets.token_urlsafe(SECRET_BYTES)
+        salt = secrets.token_bytes(SALT_BYTES)
         with self._database.write() as connection:
             now = connection.execute(select(utc_now())).scalar_one()
             connection.execute(

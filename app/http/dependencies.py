@@ -13,13 +13,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from boxcal.app.http.admission import TICKET
 from boxcal.app.http.protocol import EXTENSION, BodyParts
-from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement
 
 STATE = "boxcal"
 """The key of the state of the service in the state that the server passes to every request."""
@@ -146,18 +144,3 @@ class PlainRoutes:
                     await route.app(scope, receive, send)
                     return
         await self._app(scope, receive, send)
-
-
-class Requirements:
-    """What each request requires, by the route that will answer it."""
-
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        self._routes = routes
-
-    def of(self, scope: AsgiScope) -> Requirement:
-        """Return the requirement of a request; paths without a route require a key, but no scope."""
-        route = next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
-        if route is None:
-            return Level.KEY
-        scope["route"] = route  # the label of the request in the metrics, also if it is refused
-        return ROUTES.get((scope["method"], getattr(route, "path_format", "")), UNKNOWN).requirement

@@ -21,15 +21,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from boxcal.app.http import problems as errors
 from boxcal.app.http.admission import TICKET, Admission, Ticket
 from boxcal.app.http.browsers import BrowserRules
-from boxcal.app.http.dependencies import (
-    CLIENT_TIMEOUT,
-    TELEMETRY,
-    DirectRequest,
-    Requirements,
-)
+from boxcal.app.http.dependencies import CLIENT_TIMEOUT, TELEMETRY, DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
-from boxcal.app.http.scopes import Level, body_limit
+from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement, body_limit
 from boxcal.app.observability.logs import current_request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.calibrators.errors import hint
@@ -169,7 +164,6 @@ class RequestMiddleware:
         self._labels = documents
         self._root_path = root_path
         self._browsers = browsers
-        self._requirements = Requirements(routes)
         self._with_slash = {
             route.path for route in routes if isinstance(route, Route) and route.path[-1] == "/"
         }
@@ -191,7 +185,7 @@ class RequestMiddleware:
             if scope["method"] == "HEAD":  # the server leaves the body of the response out
                 routed = {**scope, "method": "GET"}
             admission: Admission = scope["state"]["boxcal"].admission
-            requirement = self._requirements.of(routed) if admission.access.is_required else Level.OPEN
+            requirement = self._requirement(routed) if admission.access.is_required else Level.OPEN
             host, _ = scope.get("client") or ("", 0)
             with await admission.enter(scope["headers"], requirement, host) as ticket:
                 routed[TICKET] = ticket
@@ -210,6 +204,14 @@ class RequestMiddleware:
             routed.get(TELEMETRY, self._telemetry).request(
                 label, exchange.status or 500, time.perf_counter() - began
             )
+
+    def _requirement(self, scope: Scope) -> Requirement:
+        """Return what the route requires that will answer; without a route, a key but no scope."""
+        route = next((route for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
+        if route is None:
+            return Level.KEY
+        scope["route"] = route  # the label of the request in the metrics, also if it is refused
+        return ROUTES.get((scope["method"], getattr(route, "path_format", "")), UNKNOWN).requirement
 
     def _below_root(self, scope: Scope) -> Scope:
         path: str = scope["path"]
