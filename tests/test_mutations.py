@@ -65,6 +65,9 @@ STORE = "tests/app/registry/test_store.py"
 STACKS = "tests/calibrators/test_stack.py"
 SCORES = "tests/calibrators/test_scores.py"
 HONEST = "tests/calibrators/test_honest_fits.py"
+MONITORING = "tests/calibrators/monitoring"
+EVIDENCE = f"{MONITORING}/test_calibration_test.py::test_no_single_label_raises_an_alarm"
+RETURNED = f"{MONITORING}/test_refit_loop.py::test_an_earlier_version_is_returned_to_at_evidence_of_200"
 
 MUTATIONS = [
     # The gate.
@@ -84,17 +87,17 @@ MUTATIONS = [
     Mutation(NETWORKS, "gains.std(ddof=1) / math.sqrt(len(gains))", "0.0"),
     Mutation(NETWORKS, "gains.std(ddof=1) / math.sqrt(len(gains))", "gains.std(ddof=1)"),
     # The monitor.
-    Mutation(BETTORS, "CAP = 10.0", "CAP = 1e9"),
+    Mutation(BETTORS, "CAP = 10.0", "CAP = 1e9", EVIDENCE),
     Mutation(BETTORS, "SHARE = 1e-3", "SHARE = 0.0"),
-    Mutation(LOOP, "ROLLBACK_ALPHA = 0.01", "ROLLBACK_ALPHA = 0.2"),
+    Mutation(LOOP, "ROLLBACK_ALPHA = 0.01", "ROLLBACK_ALPHA = 0.2", RETURNED),
     # Admission.
     Mutation("app/http/limits.py", "self.held + amount > self.limit", "self.held > self.limit"),
     Mutation("app/http/limits.py", "self.held + amount > self.limit", "self.held + amount >= self.limit"),
     Mutation("app/http/limits.py", "self.held -= amount", "pass"),
     # Access.
-    Mutation(LIMITS, "WINDOW_SECONDS = 60", "WINDOW_SECONDS = 30"),
+    Mutation(LIMITS, "WINDOW_SECONDS = 60", "WINDOW_SECONDS = 30", QUOTA),
     Mutation(LIMITS, "self._in_progress >= self._concurrency", "self._in_progress > self._concurrency"),
-    Mutation(LIMITS, "if self._left < 1.0:", "if self._left < 0.0:"),
+    Mutation(LIMITS, "if self._left < 1.0:", "if self._left < 0.0:", QUOTA),
     Mutation(
         LIMITS,
         "self._left = min(float(self._quota), ",
@@ -112,6 +115,7 @@ MUTATIONS = [
         "app/workers/metrics.py",
         'frozenset({"boxcal_registry_last_contact_seconds", "boxcal_calibrator_info"})',
         "frozenset[str]()",
+        "tests/app/workers/test_supervisor.py::test_counters_of_dead_processes_stay_and_their_gauges_go",
     ),
     # The operator on the CPU.
     Mutation(LOOPS, "select(is_free, zero, clipped)", "zero", DEFECTS),

@@ -23,7 +23,6 @@ from boxcal.app.http.scopes import ROUTES, RPCS, UNKNOWN, Level, Rule, Scope, bo
 from boxcal.app.main import all_routes, create_app
 from boxcal.app.observability.logs import RequestLog
 from boxcal.app.protocols.grpc.admission import Interceptor
-from boxcal.app.protocols.grpc.server import Inference
 from boxcal.app.settings.service import Settings
 from tests.app.access.conftest import TESTER, Guarded, guarded
 from tests.app.access.test_scopes import address
@@ -179,15 +178,6 @@ def test_every_rpc_declares_its_key_and_its_message_and_is_admitted(tmp_path: Pa
                 call = channel.stream_stream if handler.response_streaming else channel.stream_unary
                 with pytest.raises(grpc.RpcError, match="The message has 65,537 bytes; the limit is 65,536"):
                     next(iter(call(method)(iter([bytes(65_537)]), timeout=10)))
-
-
-def test_an_rpc_that_is_added_without_them_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handlers = Inference.handlers
-    monkeypatch.setattr(
-        Inference, "handlers", lambda own: handlers(own) | {"New": handlers(own)["ModelReady"]}
-    )
-    with serving(tmp_path) as (_, found, _):
-        assert found.keys() - RPCS.keys() == {"/inference.GRPCInferenceService/New"}
 
 
 def test_an_rpc_that_is_missing_in_the_table_requires_admin() -> None:

@@ -94,3 +94,5 @@ def test_a_nul_in_an_address_is_refused_as_every_route_declares(service: Service
         answer = httpx.request(method, service.url + target)
         assert (answer.status_code, answer.json()["type"]) == (400, "urn:boxcal:problem:bad-request")
         assert "NUL" in answer.json()["detail"]
+    noted = httpx.post(f"{service.url}/monitor/acknowledge", json={"note": "a\0b"})
+    assert (noted.status_code, "NUL character" in noted.text) == (422, True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
-from boxcal.calibrators.method import BOUND_MAPS, catalogue, methods, parse_stored
+from boxcal.calibrators.method import BOUND_MAPS, catalogue, parse_stored
 from tests.calibrators.filled_maps import filled
 
 Array = np.ndarray[Any, Any]
@@ -78,20 +76,6 @@ def test_arrays_give_the_answers_of_tensors(method: str) -> None:
                 np.testing.assert_array_equal(found.relaxed, expected.relaxed.numpy())
 
 
-def test_methods_are_listed_without_torch() -> None:
-    program = "import sys, boxcal.calibrators.method as m; print(len(m.methods()), 'torch' in sys.modules)"
-    asked = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
-    assert asked.stdout.split() == [str(len(methods())), "False"]
-    listed = [name for name in methods() if "+" in name]
-    joined = [
-        f"{base}+{added}"
-        for base in ("dirichlet", "ets", "nc", "pts", "ta", "ts")
-        for added in ("lb", "pb", "pb-mlp")
-    ]
-    mixed = [f"mix+{name}" for name in ("dirichlet", "quadratic", "sms", "ts", "vector")]
-    assert sorted(listed) == sorted([*joined, *mixed])
-
-
 def test_an_adjustment_is_that_of_tensors() -> None:
     tensors, offsets = made("ets+pb", 5), np.linspace(-1.0, 1.0, 5)
     rows = np.random.default_rng(0).normal(size=(4, 5))
@@ -117,14 +101,3 @@ def test_bytes_of_what_no_fit_could_have_produced_are_refused(method: str) -> No
                 last = other if isinstance(other, BoxMap) else one.bound_map
                 with pytest.raises(ArtifactError):
                     ArrayCalibrator.from_bytes(Calibrator(method, first, last, 4).to_bytes())
-
-
-def test_nothing_of_this_imports_torch() -> None:
-    code = """
-import sys
-import numpy as np
-from boxcal.calibrators.array_calibrator import ArrayCalibrator
-ArrayCalibrator.from_bytes(sys.stdin.buffer.read()).calibrate(np.zeros((2, 4)), (np.zeros(4), np.ones(4)))
-assert not {"torch", "sklearn"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], input=made("pts+pb-mlp", 4).to_bytes(), check=True)

@@ -75,9 +75,17 @@ def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
             r"weight must have shape \(3, 2\), not \(3, 5\)",
         ),
         ({"inputs": np.zeros((5, 1, 2, 2))}, "4 rows of logits but 5 inputs"),
+        ({"sample_weight": [1.0, 1.0, 1.0, -1.0]}, "row 3 is -1.0"),
+        ({"sample_weight": [1.0, 1.0, 1.0, math.nan]}, "row 3 is nan"),
+        ({"sample_weight": [0.0] * 4}, "must not be zero for every sample"),
+        ({"sample_weight": [1.0]}, "must have shape"),
+        ({"groups": ["a", "b", "c"]}, "shape"),
+        ({"groups": ["one"] * 4}, "all samples belong to the group 'one'"),
+        ({"groups": [1.0, 1.0, 1.0, math.nan]}, "row 3"),
+        ({"groups": [None] * 4}, "numbers or texts"),
     ],
 )
-def test_features_heads_and_inputs_must_fit(extras: dict[str, Any], message: str) -> None:
+def test_what_comes_beside_logits_must_fit(extras: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidDataError, match=message):
         fit("ts", GOOD, LABELS, **extras)
 

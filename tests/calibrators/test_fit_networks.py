@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcal.calibrators import Calibrator, array_ops, fit
+from boxcal.calibrators import array_ops, fit
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.fitting import fit_method, networks
 from boxcal.calibrators.fitting.fitted_method import Fitted
@@ -133,13 +133,6 @@ def test_answers_between_a_constant_and_networks(method: str, *, varies: bool) -
     np.testing.assert_array_equal(objective.between(plain, point, 1.0), point)
     if not own.is_network:
         np.testing.assert_array_equal(objective.between(plain, point, 0.0)[: own.size], plain[: own.size])
-
-
-@pytest.mark.parametrize("method", ["pb-mlp", "pts", "pts+pb-mlp", "pts+lb"])
-def test_a_mean_of_networks_is_stored_whole(method: str) -> None:
-    logits, labels = contaminated(300, 12)
-    found = fit(method, logits, labels).calibrator
-    assert torch.equal(Calibrator.from_bytes(found.to_bytes())(logits), found(logits))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e290])

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.calibrators import fit
 from boxcal.calibrators.data import check_validation_set, fold_masks
-from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
 from boxcal.calibrators.evaluation.evaluate import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
@@ -80,17 +78,3 @@ def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
         )
         inside += found.low <= 0.0 <= found.high
     assert inside >= 180  # 95 % of 200 are 190; without groups it is about 100
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (PATIENTS[:5], "shape"),
-        (["one"] * 120, "all samples belong to the group 'one'"),
-        ([*[1.0] * 119, np.nan], "row 119"),
-        ([None] * 120, "numbers or texts"),
-    ],
-)
-def test_wrong_groups_are_refused(groups: object, message: str) -> None:
-    with pytest.raises(InvalidDataError, match=message):
-        fit("ts", LOGITS, LABELS, groups=groups)

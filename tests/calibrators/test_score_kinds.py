@@ -1,10 +1,8 @@
 """A number added to a row of scores changes no answer, so a fit to one kind of scores serves the others."""
 
 import json
-from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -12,7 +10,6 @@ from safetensors.numpy import load, save
 
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.calibrator import export
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
@@ -95,17 +92,6 @@ def test_logit_bounding_limits_how_far_classes_are_from_the_largest() -> None:
     rows = np.array([[8.0, 8.0, 5.0, 4.0], [3.0, 3.0, 0.0, -1.0]])  # 0, 0, -3, -4 less the largest, of norm 5
     wanted = np.exp([-0.5, -0.5, -2.5, -2.5])
     np.testing.assert_allclose(served(rows), np.tile(wanted / wanted.sum(), (2, 1)), rtol=1e-12)
-
-
-def test_an_exported_calibrator_answers_alike_for_all_kinds() -> None:
-    logits, labels = biased(300)
-    calibrator = fit("vector", logits, labels).calibrator
-    session: Any = onnxruntime.InferenceSession(export(calibrator, request_bounds=False))
-    new = kinds(biased(50, seed=1)[0])
-    wanted = calibrator(torch.from_numpy(new["logits"])).numpy()
-    for scores in new.values():
-        (answers,) = session.run(None, {"logits": scores.astype(np.float32)})
-        np.testing.assert_allclose(answers, wanted, rtol=0, atol=1e-5)
 
 
 def test_an_artifact_of_version_1_answers_as_before() -> None:

@@ -277,10 +277,3 @@ def test_no_null_set_is_called_better() -> None:
         if result.method != "uncalibrated":
             better.append(report_on(result.method, data, unseen=result.unseen).is_better)
     assert sum(better) == 0
-
-
-def test_samples_that_weigh_twice_count_as_two() -> None:
-    logits, labels = drawn(300, 3)
-    weights = np.where(np.arange(300) % 3 == 0, 2.0, 1.0)
-    result = fit("auto", logits, labels, sample_weight=weights)
-    assert result.nll < fit("uncalibrated", logits, labels, sample_weight=weights).nll

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from boxcal import BoxCalibrator, evaluate, fit
-from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.errors import InvalidDataError
+from boxcal import evaluate, fit
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.row_statistics import effective_samples
 from tests.calibrators.samples import sharpened, softmax
@@ -84,24 +82,3 @@ def test_few_effective_samples_are_told() -> None:
     weights = np.where(np.arange(ROWS) < 6, 1.0, 1e-9)
     warnings = fit("vector", logits, labels, sample_weight=weights).warnings
     assert "effectively 6" in next(one.message for one in warnings if one.code == "few_samples")
-
-
-def test_the_estimator_takes_weights() -> None:
-    logits, labels, weights = drawn()
-    ours = BoxCalibrator(method="ts").fit(logits, labels, sample_weight=weights)
-    assert ours.result_.nll == fit("ts", logits, labels, sample_weight=weights).nll
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([1.0] * (ROWS - 1) + [-1.0], "row 399 is -1.0"),
-        ([1.0] * (ROWS - 1) + [np.nan], "row 399 is nan"),
-        ([0.0] * ROWS, "must not be zero for every sample"),
-        ([1.0], "must have shape"),
-    ],
-)
-def test_invalid_weights_are_named(weights: list[float], message: str) -> None:
-    logits, labels, _ = drawn()
-    with pytest.raises(InvalidDataError, match=message):
-        check_validation_set(logits, labels, sample_weight=weights)

@@ -7,36 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.test_project_files import violations
-
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BUILT_HERE = {"boxcal", "boxcal-gpu"}
-
-
-def test_the_schema_of_compose_catches_a_misspelt_key() -> None:
-    broken = {**COMPOSE, "services": {**SERVICES, "boxcal": {**SERVICES["boxcal"], "reed_only": True}}}
-    assert violations(broken, "vendor.compose-spec")
-
-
-def test_plain_up_starts_the_cpu_and_the_gpu_profile_replaces_it() -> None:
-    defaults = dict(
-        line.split("=", 1) for line in (ROOT / ".env").read_text().splitlines() if line and line[0] != "#"
-    )
-    assert defaults == {"COMPOSE_PROFILES": "cpu"}
-    assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
-        "boxcal": ["cpu"],
-        "boxcal-gpu": ["gpu"],
-        "prometheus": None,
-        "grafana": None,
-    }
-    gpu = SERVICES["boxcal-gpu"]
-    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    assert "ARG ACCELERATOR=" in (ROOT / "Dockerfile").read_text()
-    assert gpu["build"]["args"] == {"ACCELERATOR": "cuda", "LOCK": "requirements.lock"}
-    assert gpu["networks"]["default"]["aliases"] == ["boxcal"], "Prometheus knows the service by one name"
 
 
 @pytest.mark.parametrize("name", SERVICES)

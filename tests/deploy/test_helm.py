@@ -17,12 +17,6 @@ from boxcal.app.settings.service import Settings
 pytestmark = pytest.mark.long
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "boxcal"
-INFERENCE_SERVICE = CHART.parents[1] / "kserve" / "replicas.yaml"
-KSERVE = {
-    "batcher", "canaryTrafficPercent", "containerConcurrency", "deploymentStrategy", "labels", "logger",
-    "maxReplicas", "minReplicas", "scaleMetric", "scaleMetricType", "scaleTarget", "timeout",
-}  # fmt: skip
-"""Members of KServe's ComponentExtensionSpec (v1beta1); a predictor's others are those of a Pod."""
 RAY = CHART.parents[1] / "ray"
 RAY_SERVICE = {
     "serveConfigV2",
@@ -226,30 +220,6 @@ def test_keda_scales_by_the_length_of_the_queue_that_prometheus_has(packages: Pa
             "error"
         ]
     )
-
-
-def pod_of(service: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """The predictor of an InferenceService as a Pod, and the members that KServe adds to one."""
-    predictor = service["spec"]["predictor"]
-    own = {name for name in predictor if name in KSERVE}
-    spec = {name: value for name, value in predictor.items() if name not in own}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": service["metadata"], "spec": spec}, own
-
-
-def test_the_inference_service_of_kserve_is_valid_and_misspelt_members_are_not(packages: Path) -> None:
-    service = yaml.safe_load(INFERENCE_SERVICE.read_text())
-    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
-    assert set(service["spec"]) == {"predictor"}
-    pod, own = pod_of(service)
-    assert own == {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
-    misspelt = {**pod, "spec": {**pod["spec"], "minReplica": 2}}
-    valid, invalid = ask(packages, {}, [pod, misspelt])["checked"]
-    assert valid is None
-    assert "minReplica" in invalid
-    entries = pod["spec"]["containers"][0]["env"]
-    assert {entry["name"] for entry in entries} <= {
-        f"BOXCAL_{name.upper()}" for name in Settings.model_fields
-    }
 
 
 def test_the_manifests_for_ray_are_valid_and_misspelt_members_are_not(packages: Path) -> None:

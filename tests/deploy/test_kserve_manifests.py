@@ -13,7 +13,7 @@ import yaml
 from boxcal.app.settings.service import Settings, unknown_variable
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kserve"
-RUNTIME, SERVICE = "serving-runtime.yaml", "inference-service.yaml"
+RUNTIME, SERVICE, REPLICAS = "serving-runtime.yaml", "inference-service.yaml", "replicas.yaml"
 # In a process of its own: the package registers messages of the same names as Triton's.
 PROGRAM = """
 import json, re, sys
@@ -55,11 +55,11 @@ def manifest(name: str) -> dict[str, Any]:
 def test_manifests_follow_the_published_schemas() -> None:
     wrong = manifest(RUNTIME)
     wrong["spec"]["containers"][0]["livenesProbe"] = {}
-    documents = [manifest(RUNTIME), manifest(SERVICE), wrong]
+    documents = [*map(manifest, (RUNTIME, SERVICE, REPLICAS)), wrong]
     command = [sys.executable, "-c", PROGRAM]
     ran = subprocess.run(command, check=True, input=json.dumps(documents), capture_output=True, text=True)
     problems = json.loads(ran.stdout)
-    assert problems == ["", "", "ServingRuntime.spec.containers[0].livenesProbe is unknown"]
+    assert problems == ["", "", "", "ServingRuntime.spec.containers[0].livenesProbe is unknown"]
 
 
 def test_the_runtime_sets_settings_that_exist_and_the_service_names_it() -> None:
@@ -76,3 +76,5 @@ def test_the_runtime_sets_settings_that_exist_and_the_service_names_it() -> None
         {"name": one["name"], "version": one["version"]} for one in runtime["spec"]["supportedModelFormats"]
     ]
     assert model["modelFormat"] in formats
+    (replica,) = manifest(REPLICAS)["spec"]["predictor"]["containers"]
+    assert unknown_variable(one["name"] for one in replica["env"]) is None

@@ -88,15 +88,3 @@ def test_the_chart_accepts_every_setting_that_it_does_not_set_itself() -> None:
     }  # fmt: skip
     assert accepted | rendered == {name.upper() for name in Settings.model_fields}
     assert not accepted & rendered
-
-
-def test_hooks_call_what_make_check_installs() -> None:
-    hooks = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
-    check = (ROOT / "Makefile").read_text()
-    assert [hook["entry"].split()[0] for hook in hooks] == [
-        ".venv/bin/ruff",
-        ".venv/bin/ruff",
-        ".venv/bin/mypy",
-    ]
-    assert "$(BIN)/ruff format" in check
-    assert "$(BIN)/mypy" in check

@@ -66,22 +66,6 @@ def test_the_network_is_decent_and_overconfident(digits: Backbone, split: Digits
         assert probabilities.amax(1).mean() > accuracy + 0.03
 
 
-def test_each_sample_is_answered_the_same_in_any_batch(digits: Backbone, split: DigitsSplit) -> None:
-    inputs = torch.from_numpy(split.test.levels[:33])
-    together = digits(inputs)
-    alone = torch.cat([digits(inputs[i : i + 1]) for i in range(33)])
-    torch.testing.assert_close(together, alone, atol=2e-5, rtol=1e-5)
-
-
-def test_it_describes_itself(digits: Backbone) -> None:
-    assert (digits.name, digits.num_classes, digits.device) == ("digits", 10, "cpu")
-    assert digits.labels == tuple("0123456789")
-    assert digits.input_shape == (1, 8, 8)
-    assert len(digits.fingerprint) == 64
-    assert WEIGHTS.stat().st_size < 1_000_000
-    assert digits.fingerprint == load_backbone("digits", device="cpu").fingerprint
-
-
 def test_the_network_is_torchvisions_vision_transformer(split: DigitsSplit) -> None:
     from boxcal.models.backends.train_digits import torchvisions_network
 

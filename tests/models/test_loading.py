@@ -74,11 +74,6 @@ def test_a_vision_transformer_computes_its_last_block_for_the_class_token_alone(
     assert served.encoder(torch.randn(2, 50, 768)).shape == (2, 1, 768)
 
 
-def test_labels_come_from_a_file(folder: Path) -> None:
-    labels = squeezenet(folder / "six.pth", labels=folder / "six.txt").labels
-    assert labels == ("ant", "bee", "cat", "dog", "eel", "fox")
-
-
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

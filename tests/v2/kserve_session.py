@@ -85,31 +85,10 @@ class Answer:
         return self.outputs[name].as_numpy()
 
 
-def test_the_service_and_its_models_are_ready(service: Service) -> None:
-    async def http(client: Any, url: str) -> list[bool]:
-        found = [await client.is_server_live(url), await client.is_server_ready(url)]
-        return [*found, *[await client.is_model_ready(url, name) for name in ("digits", MODEL, "nothing")]]
-
-    async def remote(client: Any) -> list[bool]:
-        found = [await client.is_server_live(), await client.is_server_ready()]
-        return [*found, await client.is_model_ready("digits"), await client.is_model_ready(MODEL)]
-
-    assert over_http(service, http) == [True, True, True, True, False]
-    assert over_grpc(service, remote) == [True, True, True, True]
-
-
 @pytest.mark.parametrize("binary", [True, False])
 def test_images_give_the_answers_of_predict(service: Service, images: list[bytes], binary: bool) -> None:
     for image in images:  # one by one: the last bit of a forward pass depends on the batch
         answer = ask(service, image_request(image, binary=binary), "digits")
-        check_equal(Answer(answer), predicted(service, [image], bounds={"upper": 0.5}))
-
-
-def test_images_over_grpc(service: Service, images: list[bytes]) -> None:
-    async def ask_each(client: Any) -> list[Any]:
-        return [await client.infer(image_request(image, binary=True)) for image in images]
-
-    for image, answer in zip(images, over_grpc(service, ask_each), strict=True):
         check_equal(Answer(answer), predicted(service, [image], bounds={"upper": 0.5}))
 
 

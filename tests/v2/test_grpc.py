@@ -122,15 +122,6 @@ def test_errors_have_a_status_and_the_reason(
     assert status in str(caught.value.status())
 
 
-def test_a_class_count_that_is_no_number_is_an_invalid_argument(address: str) -> None:
-    request = service_pb2.ModelInferRequest(model_name="digits.calibrator")
-    request.outputs.add(name="probabilities").parameters["classification"].string_param = "two"
-    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as caught:
-        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "classification is 'two'" in caught.value.details()
-
-
 def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
     def messages() -> Iterator[bytes]:
         stopped.wait(30)

@@ -12,10 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from boxcal.app.access.event_streams import event_streams
-from boxcal.app.http.problems import ConcurrencyLimited, Unavailable
 from tests.app.fitting.service import Service
-from tests.app.raising import raises_problem
 
 FEW = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
 STREAM = b"GET /monitor/events HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -73,17 +70,3 @@ def test_connections_that_ask_for_nothing_leave_descriptors_for_health_checks(se
             connect(service, kept, host="127.0.0.2")
         with kept, httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
             assert other.get(f"{service.url}/version", timeout=5).status_code == 200
-
-
-def test_streams_are_limited_per_client_and_in_all() -> None:
-    streams = event_streams(descriptors=64)
-    with ExitStack() as opened:
-        for client in "abcd" * 4:
-            opened.enter_context(streams.holding(client))
-        with raises_problem(ConcurrencyLimited, match="has 4 event streams open"):
-            opened.enter_context(streams.holding("a"))
-        with raises_problem(Unavailable, match="All 16 event streams") as caught:
-            opened.enter_context(streams.holding("e"))
-        assert caught.value.headers["Retry-After"] == "10"
-    with streams.holding("e"):
-        pass

@@ -169,14 +169,6 @@ def test_a_file_of_labels_in_another_encoding_is_refused(boxcal: Boxcal, url: st
         assert "labels.csv: The file is no readable .csv" in " ".join(refused.stderr.split())
 
 
-def test_feedback_names_the_columns_that_are_missing(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
-    file = tmp_path / "labels.csv"
-    file.write_text("prediction,label\na,1\n")
-    refused = boxcal("feedback", file, "--url", url)
-    assert refused.code == 2
-    assert "has the columns ['prediction', 'label']; it needs label and id" in refused.stderr
-
-
 def test_a_table_of_probabilities_with_an_identifier(boxcal: Boxcal, tmp_path: Path) -> None:
     """Each refusal names the option that settles it, as it is typed; the last command is right."""
     logits, labels = overconfident(200, 3)

@@ -13,14 +13,10 @@ import torch
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
-from boxcal.app.fitting.worker.reading import read_validation_data
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
-from boxcal.app.settings.service import Settings
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
-from tests.app.fitting.service import Service
-from tests.models.files import COLOUR_SPEC, declare, write_onnx
 
 CLASSES = tuple("0123456789")
 BACKBONE = load_backbone("digits", device="cpu")
@@ -59,20 +55,6 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     np.testing.assert_allclose(logits, expected, atol=1e-4)
     np.testing.assert_array_equal(labels, DIGITS.labels[:COUNT])
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
-
-
-def test_a_folder_of_images_is_read_with_an_onnx_model(tmp_path: Path) -> None:
-    model = write_onnx(tmp_path / "linear.onnx")
-    declare(model, preprocessing=COLOUR_SPEC, labels=list("01234"))
-    for index in range(20):
-        path = tmp_path / "images" / str(index % 5) / f"{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(DIGITS.png(index))
-    settings = Settings(model=f"onnx:{model}", data_dir=tmp_path)
-    (tmp_path / "work").mkdir()
-    data = read_validation_data(tmp_path / "images", tmp_path / "work", settings, lambda *_: None)
-    assert data.arrays()[0].shape == (20, 5)
-    assert sorted(data.arrays()[1].tolist()) == sorted(list(range(5)) * 4)
 
 
 def test_a_set_of_images_may_be_moved(tmp_path: Path) -> None:
@@ -115,8 +97,3 @@ def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     images = read(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path)
     with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged"):
         run_backbone(images, BACKBONE, 10**6, lambda *_: None)
-
-
-def test_images_are_fitted_by_the_service(service: Service) -> None:
-    done = service.fit(archive(), method="ts", activate="never").json()
-    assert (done["state"], done["samples"]) == ("succeeded", COUNT), done

@@ -9,9 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.monitoring.log import FeedbackLog
@@ -84,18 +82,6 @@ def test_logits_of_another_service_need_a_key_and_count_once(client: httpx.Clien
     item = {"logits": ROWS[0].tolist(), "key": "order 1", "label": 3}
     assert counts(give(client, [item, item])) == {"accepted": 1, "duplicates": 1}
     assert counts(give(client, [item | {"label": 4}])) == {"conflicts": 1}
-
-
-def test_tables_are_taken_too(client: httpx.Client, tmp_path: Path) -> None:
-    ids = predicted(client)
-    body = "id,label\n" + "".join(f"{own},1\n" for own in ids)
-    answer = client.post("/feedback", content=body, headers={"content-type": "text/csv"}).json()
-    assert counts(answer) == {"accepted": 40}
-    file = tmp_path / "labels.parquet"
-    parquet.write_table(pa.table({"id": [*ids, "x"], "label": ["1"] * 20 + ["2"] * 20 + ["3"]}), file)
-    with BoxcalClient(str(client.base_url)) as own_client:
-        given = own_client.feedback(file)
-    assert (given.duplicates, given.conflicts, given.unknown) == (20, 20, 1)
 
 
 def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Client) -> None:

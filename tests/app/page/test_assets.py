@@ -56,13 +56,6 @@ def test_the_page_parses_no_string_as_html_or_script() -> None:
             )
 
 
-def test_stats_are_small_and_have_a_history(http: httpx.Client) -> None:
-    answer = http.get("/stats")
-    assert len(answer.content) <= 4096
-    document = answer.json()
-    assert set(document["history"]) == {"requests_per_second", "failed_per_second", "p50_ms", "p99_ms"}
-
-
 def test_the_model_and_the_methods_are_described(http: httpx.Client) -> None:
     model = http.get("/model").json()
     assert model["labels"] == list("0123456789")

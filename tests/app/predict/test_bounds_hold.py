@@ -191,16 +191,6 @@ def test_a_misspelt_class_gets_a_suggestion_wherever_the_mistake_is(
     assert labels.hint(name) == (f"; did you mean {meant!r}?" if meant else "")
 
 
-@pytest.mark.parametrize("num_classes", [3, 7, 10, 49, 1000])
-def test_bounds_that_are_feasible_but_for_rounding_are_taken(num_classes: int) -> None:
-    labels = Labels([str(k) for k in range(num_classes)])
-    for sent in ({"upper": 1 / num_classes}, {"lower": 1 / num_classes}):
-        assert (
-            request_options.check_bounds(request_options.from_json({"bounds": sent}).bounds, labels)
-            is not None
-        )
-
-
 @pytest.mark.parametrize(
     "sent", [{"lower": [math.nextafter(0.5, 1)] * 2}, {"upper": [math.nextafter(0.5, 0)] * 2}]
 )

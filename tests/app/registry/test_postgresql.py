@@ -1,10 +1,8 @@
 """Replicas that share a registry on PostgreSQL."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Thread
 
-import httpx
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -13,12 +11,11 @@ from boxcal.app.cli import main
 from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
+from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
-from tests.app.running import running
 
 DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"warnings": []}, b"<svg/>", b"png", 7)
@@ -50,18 +47,6 @@ def test_replicas_that_start_together_find_one_database(replicas: list[Registry]
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     database.close()
-
-
-def test_what_one_replica_records_another_reads(replicas: list[Registry]) -> None:
-    one, other, _ = replicas
-    fit = one.fits.add("fit", "auto", ActivatePolicy.ALWAYS, 7)
-    version, _ = one.record_fit(fit, FITTED, lambda _: Decision(True, "so"))
-    assert (other.activations.active().version, other.artifact(version), other.report(version)) == (
-        version, b"\x00\xff", {"warnings": []},
-    )  # fmt: skip
-    assert other.get(version) == one.get(version)
-    assert other.fits.get("fit") == one.fits.get("fit")
-    assert other.fits.get("fit").state is FitState.SUCCEEDED
 
 
 def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
@@ -102,17 +87,3 @@ def test_a_start_does_not_migrate_where_that_is_off(
     assert f"revision {HEAD}" in capsys.readouterr().out
     assert [record.version for record in registry.list()] == [0]
     registry.close()
-
-
-def test_a_nul_is_refused_before_postgresql_which_cannot_store_it(
-    postgresql: PostgreSQL, tmp_path: Path
-) -> None:
-    with running(tmp_path, database_url=postgresql.new_database()) as service:
-        for method, target, document, status in (
-            ("GET", "/fits/a%00b", None, 400),
-            ("DELETE", "/fits/%00", None, 400),
-            ("GET", "/fits?before_fit=%00", None, 400),
-            ("POST", "/monitor/acknowledge", {"note": "a\0b"}, 422),
-        ):
-            answer = httpx.request(method, service.url + target, json=document)
-            assert (answer.status_code, "NUL character" in answer.text) == (status, True), target

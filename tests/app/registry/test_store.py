@@ -83,10 +83,11 @@ def test_a_new_registry_has_version_0_active(registry: Registry) -> None:
     assert registry.activations.active().version == 0
 
 
-def test_a_calibrator_comes_back_as_it_was_given(registry: Registry, path: Path) -> None:
+def test_a_calibrator_comes_back_as_it_was_given(database_url: str) -> None:
+    registry = Registry(database_url, DIGITS, owner="me")
     assert add(registry, artifact=b"\x00\xffbytes") == 1
     registry.close()
-    again = opened(path)
+    again = Registry(database_url, DIGITS, owner="other")
     record = again.get(1)
     assert again.list() == [record, again.get(0)]
     assert (record.method, record.backbone, record.samples, record.size) == ("ts", DIGITS, 7, 7)

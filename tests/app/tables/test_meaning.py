@@ -62,14 +62,6 @@ def test_other_classes_are_named(form: str, tmp_path: Path) -> None:
         read(written(form, given(("ape", "bee", "cat", "eel"))), tmp_path, NAMES)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_without_known_classes_the_file_names_them(form: str, tmp_path: Path) -> None:
-    one = given(NAMES[::-1])
-    data = read(written(form, one), tmp_path)
-    assert_same(data, one)
-    assert data.classes == list(NAMES[::-1])
-
-
 def test_arrays_without_names_are_read_by_position_and_say_so(tmp_path: Path) -> None:
     one = given(NAMES)
     data = read(npz(logits=one.scores, labels=one.labels), tmp_path, NAMES)

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from boxcal import BoxCalibrator, Calibrator, fit
-from boxcal.app.tables.labels import Declared
 from tests.app.fitting.files import npy
 from tests.app.fitting.validation_data import npz
 from tests.app.running import running
-from tests.app.tables.sets import TABLES, Given, frame, given, read, softmax
+from tests.app.tables.sets import given, softmax
 
 NAMES = ("ape", "bee", "cat")
 SET = given(NAMES, 300, seed=3)
@@ -98,35 +97,10 @@ def test_every_route_answers_the_same(route: str, dtype: Any, url: str, calibrat
     np.testing.assert_allclose(ROUTES[route](url, rows), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("form", TABLES)
-def test_every_file_gives_the_same(form: str, calibrator: Calibrator, tmp_path: Path) -> None:
-    body = TABLES[form](frame(Given(PROBABILITIES[:, ::-1], NAMES[::-1], 2 - SET.labels)))
-    data = read(body, tmp_path, calibrator.classes, Declared("probabilities"))
-    expected = calibrator(torch.from_numpy(np.log(np.maximum(PROBABILITIES, 2.0**-126)))).numpy()
-    found = calibrator(torch.from_numpy(np.array(data.arrays()[0]))).numpy()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-
-
 def test_a_calibrator_keeps_the_names_of_its_classes(calibrator: Calibrator) -> None:
     assert calibrator.classes == NAMES
     indices = calibrator.named(["0", "1", "2"])
     assert Calibrator.from_bytes(indices.to_bytes()).classes is None
-
-
-@pytest.mark.filterwarnings("ignore:unrelated_labels")
-def test_the_estimator_matches_columns_by_name(calibrator: Calibrator) -> None:
-    import pandas as pd
-
-    table = pd.DataFrame(PROBABILITIES, columns=list(NAMES))
-    y = SET.named_labels()
-    plain = BoxCalibrator("vector", scores="probabilities").fit(PROBABILITIES, y)
-    by_name = BoxCalibrator("vector", scores="probabilities").fit(table[["cat", "ape", "bee"]], y)
-    expected = plain.predict_proba(ROWS)
-    np.testing.assert_allclose(by_name.predict_proba(table[["bee", "cat", "ape"]][:60]), expected, atol=1e-12)
-    direct = calibrator(torch.from_numpy(np.log(np.maximum(ROWS, 2.0**-126)))).numpy()
-    np.testing.assert_allclose(expected, direct, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="name each column by its class"):
-        BoxCalibrator("ts", scores="probabilities").fit(table.rename(columns={"ape": "eel"}), y)
 
 
 def test_one_score_of_two_classes_at_every_route(tmp_path: Path) -> None:
