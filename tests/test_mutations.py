@@ -236,8 +236,8 @@ MUTATIONS = [
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(
         ACTIVATIONS,
-        "select(activations).where(activations.c.backbone_id == self._backbone_id)",
-        "select(activations)",
+        "own.where(activations.c.backbone_id == self._backbone_id)",
+        "own",
         STORE,
     ),
     Mutation(ACTIVATIONS, "refuse_pruned(record)", "pass", STORE),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, insert, select
+from sqlalchemy import Connection, Row, ScalarSelect, insert, select
 
 from boxcal.app.http.problems import ForeignCalibrator, NothingToRollBack, OtherVersionActive
 from boxcal.app.registry import audit
@@ -40,22 +41,7 @@ class ActivationLog:
     def list(self, limit: int) -> builtins.list[Activation]:
         """Return the newest activations for this backbone, newest first."""
         with self._database.read() as connection:
-            rows = connection.execute(
-                select(
-                    activations.c.id,
-                    activations.c.version,
-                    activations.c.reason,
-                    activations.c.created_at,
-                    calibrators.c.method,
-                )
-                .join(calibrators, calibrators.c.version == activations.c.version)
-                .where(activations.c.backbone_id == self._backbone_id)
-                .order_by(activations.c.id.desc())
-                .limit(limit)
-            ).all()
-        return [
-            Activation(row.id, row.version, row.method, Reason(row.reason), row.created_at) for row in rows
-        ]
+            return [_activation(row) for row in self._newest(connection, limit)]
 
     def check_belongs(self, version: int) -> CalibratorRecord:
         """Look a calibrator up, and refuse it unless it was fitted to the backbone served here."""
@@ -106,12 +92,10 @@ class ActivationLog:
 
     def active_in(self, connection: Connection) -> Activation:
         """Return the last activation, as `active`."""
-        row = self._last(connection)
-        if row is None:
-            now = connection.execute(select(utc_now())).scalar_one()
-            return Activation(0, UNCALIBRATED, "uncalibrated", Reason.REQUEST, now)
-        method = find_record(connection, row.version).method
-        return Activation(row.id, row.version, method, Reason(row.reason), row.created_at)
+        if row := self._last(connection):
+            return _activation(row)
+        now = connection.execute(select(utc_now())).scalar_one()
+        return Activation(0, UNCALIBRATED, "uncalibrated", Reason.REQUEST, now)
 
     def activate_in(
         self,
@@ -172,9 +156,17 @@ class ActivationLog:
         ).one()
         return row.version, row.previous
 
-    def _last(self, connection: Connection) -> Any:
-        own = select(activations).where(activations.c.backbone_id == self._backbone_id)
-        return connection.execute(own.order_by(activations.c.id.desc()).limit(1)).one_or_none()
+    def _last(self, connection: Connection) -> Row[Any] | None:
+        return next(iter(self._newest(connection, 1)), None)
+
+    def _newest(self, connection: Connection, limit: int) -> Sequence[Row[Any]]:
+        own = select(activations, calibrators.c.method).join_from(activations, calibrators)
+        newest = own.where(activations.c.backbone_id == self._backbone_id).order_by(activations.c.id.desc())
+        return connection.execute(newest.limit(limit)).all()
+
+
+def _activation(row: Row[Any]) -> Activation:
+    return Activation(row.id, row.version, row.method, Reason(row.reason), row.created_at)
 
 
 def _refuse_unexpected(active: int, expected: int | None) -> None:
