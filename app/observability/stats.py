@@ -82,16 +82,13 @@ class Stats:
         readings = list(self._readings)
         now, before = readings[-1], readings[max(0, len(readings) - 1 - WINDOW)]
         seconds = max(now.at - before.at, 1e-9)
-        answered = minus(now.answered, before.answered)
         batches = minus(now.batches, before.batches)
-        history = [_point(first, second) for first, second in pairwise(readings)]
+        history = [_rates(first, second, 3) for first, second in pairwise(readings)]
+        rates = _rates(before, now)
         return {
             "at": round(now.at, 1),
             "every_seconds": SECONDS,
-            "requests_per_second": _short(total(answered) / seconds),
-            "failed_per_second": _short((now.failed - before.failed) / seconds),
-            "p50_ms": _short(1000 * quantile(answered, 0.50)),
-            "p99_ms": _short(1000 * quantile(answered, 0.99)),
+            **rates,
             "stages_ms": {
                 stage: [
                     _short(1000 * quantile(minus(counts, before.stages.get(stage, {})), share))
@@ -114,12 +111,7 @@ class Stats:
             "rejected": {reason: count for reason, count in now.rejected.items() if count},
             "bound_hits": now.bound_hits,
             "confidence": _steps(now.confidence),
-            "history": {
-                "requests_per_second": [point[0] for point in history],
-                "failed_per_second": [point[1] for point in history],
-                "p50_ms": [point[2] for point in history],
-                "p99_ms": [point[3] for point in history],
-            },
+            "history": {name: [point[name] for point in history] for name in rates},
         }
 
 
@@ -189,15 +181,15 @@ def quantile(buckets: Buckets, share: float) -> float:
     return low
 
 
-def _point(before: Reading, now: Reading) -> tuple[float | None, ...]:
+def _rates(before: Reading, now: Reading, digits: int = 4) -> dict[str, float | None]:
     seconds = max(now.at - before.at, 1e-9)
     answered = minus(now.answered, before.answered)
-    return (
-        _short(total(answered) / seconds, 3),
-        _short((now.failed - before.failed) / seconds, 3),
-        _short(1000 * quantile(answered, 0.50), 3),
-        _short(1000 * quantile(answered, 0.99), 3),
-    )
+    return {
+        "requests_per_second": _short(total(answered) / seconds, digits),
+        "failed_per_second": _short((now.failed - before.failed) / seconds, digits),
+        "p50_ms": _short(1000 * quantile(answered, 0.50), digits),
+        "p99_ms": _short(1000 * quantile(answered, 0.99), digits),
+    }
 
 
 def _steps(buckets: Buckets) -> list[list[float]]:
