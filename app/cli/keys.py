@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,15 +124,10 @@ def _write(path: Path, key: str) -> None:
     new.replace(path)
 
 
-@contextmanager
-def _store() -> Iterator[KeyStore]:
+def _store() -> closing[KeyStore]:
     from boxcal.app.access.keys import KeyStore
 
-    store = KeyStore.at(read_settings().registry_url)
-    try:
-        yield store
-    finally:
-        store.close()
+    return closing(KeyStore.at(read_settings().registry_url))
 
 
 def _caller() -> Caller:

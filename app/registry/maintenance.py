@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 
 from sqlalchemy import Engine, func, inspect, null, select, update
@@ -67,20 +68,14 @@ def count_tables(engine: Engine) -> int:
 
 def migrate(url: str) -> str:
     """Apply missing migrations to the registry at a URL, and return its revision."""
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         database.open()
-        return HEAD
-    finally:
-        database.close()
+    return HEAD
 
 
 def prune_and_compact(url: str, *, keep_versions: int, keep_days: float) -> list[int]:
     """Prune the registry at a URL, and return the space of a SQLite file to the disk."""
-    database = Database(url)
-    try:
+    with closing(Database(url)) as database:
         pruned = prune(database, keep_versions=keep_versions, keep_days=keep_days)
         database.compact()
-        return pruned
-    finally:
-        database.close()
+    return pruned

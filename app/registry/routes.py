@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Annotated, Any
 
 import orjson
@@ -69,18 +70,11 @@ def described(record: CalibratorRecord, active: int) -> CalibratorDocument:
         backbone = BackboneName(
             name=own.name, num_classes=own.num_classes, fingerprint=own.fingerprint, model=own.model or None
         )
-    return CalibratorDocument(
-        version=record.version,
-        method=record.method,
-        active=record.version == active,
-        backbone=backbone,
-        spec=record.spec,
-        samples=record.samples,
-        sha256=record.sha256,
-        size=record.size,
-        created_at=record.created_at if backbone else None,
-        pruned_at=record.pruned_at,
-    )
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    values |= {"active": record.version == active, "backbone": backbone}
+    if backbone is None:
+        values["created_at"] = None
+    return CalibratorDocument(**values)
 
 
 def activated(activation: Activation) -> Activated:

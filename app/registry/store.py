@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Literal
 
 from sqlalchemy import Connection, insert, select, true
@@ -153,16 +154,8 @@ class Registry:
             return self._add(connection, fitted)
 
     def _add(self, connection: Connection, fitted: FittedCalibrator) -> int:
-        values = {
-            "method": fitted.method,
-            "spec": fitted.spec,
-            "artifact": fitted.artifact,
-            "sha256": hashlib.sha256(fitted.artifact).hexdigest(),
-            "report": fitted.report,
-            "reliability_svg": fitted.reliability_svg,
-            "reliability_png": fitted.reliability_png,
-            "samples": fitted.samples,
-        }
+        values = {field.name: getattr(fitted, field.name) for field in fields(fitted)}
+        values["sha256"] = hashlib.sha256(fitted.artifact).hexdigest()
         added = insert(calibrators).values(backbone_id=self.backbone_id, created_at=utc_now(), **values)
         version: int = connection.execute(added.returning(calibrators.c.version)).scalar_one()
         return version
