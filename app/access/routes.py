@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.http.admission import TICKET
-from boxcal.app.http.dependencies import Limit, current_state
+from boxcal.app.http.dependencies import CurrentState, Limit
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import Scope
@@ -95,7 +95,7 @@ async def get_identity(key: CurrentKey) -> Identity:
 
 @router.get("/audit", responses=problems(InvalidParameter, RegistryUnavailable))
 async def list_audit(
-    state: Annotated[Any, Depends(current_state)],
+    state: CurrentState,
     limit: Limit = 100,
     before_entry: Annotated[
         int | None, Query(ge=1, le=2**31 - 1, description="Only entries older than the one with this id.")

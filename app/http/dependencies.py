@@ -8,16 +8,18 @@ and are in the OpenAPI document like all others, generated from the same models.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends, Query, Request
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from boxcal.app.http.admission import TICKET
+from boxcal.app.http.admission import TICKET, Admission
 from boxcal.app.http.protocol import EXTENSION, BodyParts
+from boxcal.app.observability.stats import Collects
+from boxcal.app.observability.telemetry import Telemetry
 
 STATE = "boxcal"
 """The key of the state of the service in the state that the server passes to every request."""
@@ -28,14 +30,63 @@ CLIENT_TIMEOUT = "boxcal.client_timeout"
 """A key in the scope of a request that sets its timeout itself; the metrics count these apart."""
 
 
-async def current_state(request: Request) -> Any:
+class ServiceState(Protocol):
+    """What routes and RPCs use of the running service; of a model they name the parts that they use."""
+
+    @property
+    def models(self) -> Mapping[str, Any]: ...
+
+    @property
+    def default(self) -> Any:
+        """The first model."""
+
+    @property
+    def v2(self) -> Mapping[str, Any]:
+        """The models by their names in the Open Inference Protocol."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """The metrics of the service itself."""
+
+    @property
+    def collected(self) -> Collects:
+        """The metrics of all models and processes."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes serve."""
+
+    def model(self, name: str) -> Any:
+        """Return a model by its name; raises ModelNotFound, as does `v2_model`."""
+
+    def v2_model(self, name: str) -> Any: ...
+
+    def check_ready(self) -> None:
+        """Raise NotReady if a model can no longer predict."""
+
+    def has_failed(self) -> bool:
+        """Whether a model can no longer predict."""
+
+
+def state_of(request: Request) -> ServiceState:
     """Return the state of the service that handles a request."""
-    return request.scope["state"][STATE]
+    state: ServiceState = request.scope["state"][STATE]
+    return state
+
+
+async def current_state(request: Request) -> ServiceState:
+    return state_of(request)
+
+
+CurrentState = Annotated[ServiceState, Depends(current_state)]
 
 
 def model_of(request: Request) -> Any:
     """Return the model that a request names in its query string, or the default one."""
-    state = request.scope["state"][STATE]
+    state = state_of(request)
     name = request.query_params.get("model") if request.scope["query_string"] else None
     model = state.default if name is None else state.model(name)
     if model.telemetry is not state.telemetry:

@@ -1,44 +1,17 @@
 """Routes for operators: liveness, readiness and metrics. They respond under load."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from boxcal.app.http.dependencies import current_state, part_of_model
+from boxcal.app.http.dependencies import CurrentState, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
-from boxcal.app.observability.stats import Collects, Stats
+from boxcal.app.observability.stats import Stats
 from boxcal.app.schemas.service import Live, Ready
-
-
-class ObservedState(Protocol):
-    """What these routes use of the service."""
-
-    @property
-    def models(self) -> Mapping[str, Any]: ...
-
-    @property
-    def default(self) -> Any:
-        """The first model."""
-
-    @property
-    def collected(self) -> Collects:
-        """The metrics of all models and processes."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes serve."""
-
-    def check_ready(self) -> None:
-        """Raise NotReady if a model can no longer predict."""
-
-
-CurrentState = Annotated[ObservedState, Depends(current_state)]
-
 
 router = APIRouter(tags=["monitoring"])
 

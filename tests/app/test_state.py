@@ -10,19 +10,16 @@ from fastapi.params import Depends
 from boxcal.app.access import routes as access
 from boxcal.app.fitting.server import routes as fitting
 from boxcal.app.http import health
-from boxcal.app.http.dependencies import part_of_model
-from boxcal.app.http.health import ObservedState
+from boxcal.app.http.dependencies import ServiceState, part_of_model
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.predict import description
-from boxcal.app.protocols.v2.inference import ProtocolModel, ProtocolState
 from boxcal.app.registry import routes as registry
 from boxcal.app.state import ServedModel, State
 
 
-def checked_by_mypy(model: ServedModel, state: State) -> None:
+def checked_by_mypy(state: State) -> None:
     """Fail in the type checker where a part is missing or has another type."""
-    _: ProtocolModel = model
-    __: tuple[ObservedState, ProtocolState] = (state, state)
+    _: ServiceState = state
 
 
 def parts_of_models(module: Any) -> Iterator[tuple[str, Any]]:

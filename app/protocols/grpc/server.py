@@ -18,6 +18,7 @@ from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from boxcal.app.http.dependencies import ServiceState
 from boxcal.app.http.limits import descriptor_limit
 from boxcal.app.http.problems import InternalError, InvalidInput, MalformedBody, RequestTooLarge
 from boxcal.app.http.protocol import IDLE_SECONDS
@@ -25,7 +26,7 @@ from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor
 from boxcal.app.protocols.v2 import routes
-from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, ProtocolState, class_count
+from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import (
     BYTES,
     MAX_DIMENSIONS,
@@ -66,7 +67,7 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Inference:
-    def __init__(self, state: ProtocolState) -> None:
+    def __init__(self, state: ServiceState) -> None:
         self._state = state
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
@@ -189,7 +190,7 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has
 
 
 @asynccontextmanager
-async def serving(state: ProtocolState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
+async def serving(state: ServiceState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
     options = [
         ("grpc.max_receive_message_length", max_bytes),

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.app.http.admission import Admission
 from boxcal.app.http.problems import (
     InvalidBounds,
     InvalidInput,
@@ -25,7 +24,6 @@ from boxcal.app.http.problems import (
     ModelNotFound,
     RequestTooLarge,
 )
-from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict import options as request_options
 from boxcal.app.predict.answers import CalibratedAnswer, Rows, rank
 from boxcal.app.predict.bodies import COPIED, SCORES
@@ -33,8 +31,6 @@ from boxcal.app.predict.inputs import Input, from_base64
 from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.protocols.v2.tensors import BYTES, Array
-from boxcal.app.registry.activator import ActiveCalibrator
-from boxcal.app.registry.store import Registry
 from boxcal.app.tables.arrays import as_logits, check_scores
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS
@@ -396,51 +392,3 @@ def _datatype(dtype: str) -> str:
     kinds = {"float": "FP", "int": "INT", "bool": "BOOL", "str": BYTES}
     name = dtype.rstrip("0123456789")
     return kinds[name] + (dtype[len(name) :] if name in ("float", "int") else "")
-
-
-class ProtocolModel(Protocol):
-    """What the protocol uses of a model, over HTTP and gRPC; `ServedModel` of the state has it."""
-
-    @property
-    def telemetry(self) -> Telemetry: ...
-
-    @property
-    def registry(self) -> Registry:
-        """Its calibrators, which are its versions."""
-
-    @property
-    def active(self) -> ActiveCalibrator:
-        """The calibrator that predictions use."""
-
-    @property
-    def v2(self) -> Models:
-        """Answers inference requests."""
-
-
-class ProtocolState(Protocol):
-    """What the protocol uses of the service."""
-
-    @property
-    def telemetry(self) -> Telemetry:
-        """The metrics of the service."""
-
-    @property
-    def admission(self) -> Admission:
-        """Checks API keys, and counts the bytes of messages."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several processes serve."""
-
-    @property
-    def v2(self) -> Mapping[str, ProtocolModel]:
-        """The models by their names in the protocol."""
-
-    def v2_model(self, name: str) -> ProtocolModel:
-        """Return a model by its name; raises ModelNotFound."""
-
-    def check_ready(self) -> None:
-        """Raise NotReady if a model can no longer predict."""
-
-    def has_failed(self) -> bool:
-        """Whether a model can no longer predict."""

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from importlib.metadata import version as version_of
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
-from boxcal.app.http.dependencies import TELEMETRY, DirectRequest, PlainRoute, current_state
+from boxcal.app.http.dependencies import (
+    TELEMETRY,
+    CurrentState,
+    DirectRequest,
+    PlainRoute,
+    ServiceState,
+    state_of,
+)
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -42,13 +49,11 @@ from boxcal.app.protocols.v2.documents import (
     read_request,
     write_response,
 )
-from boxcal.app.protocols.v2.inference import CALIBRATOR, ProtocolModel, ProtocolState, TensorDescription
+from boxcal.app.protocols.v2.inference import CALIBRATOR, TensorDescription
 from boxcal.app.protocols.v2.tensors import BYTES
 
 # The protocol has its own OpenAPI document, and its own clients.
 router = APIRouter(tags=["v2"], include_in_schema=False)
-
-CurrentState = Annotated[ProtocolState, Depends(current_state)]
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics")
 HEADER_LENGTH = b"inference-header-content-length"
@@ -96,7 +101,7 @@ async def model_statistics(state: CurrentState, model: str = "", version: str = 
     return {"model_stats": [_statistics(name, version, state) for name in ([model] if model else state.v2)]}
 
 
-def _statistics(model: str, version: str, state: ProtocolState) -> dict[str, Any]:
+def _statistics(model: str, version: str, state: ServiceState) -> dict[str, Any]:
     served = state.v2_model(model)
     counts = served.v2.counts
     success, fail = counts[model, "success"], counts[model, "fail"]
@@ -172,7 +177,7 @@ async def repository_index(state: CurrentState) -> list[dict[str, str]]:
 
 async def infer(request: DirectRequest) -> None:
     """Answer one inference request."""
-    state: ProtocolState = request.scope["state"]["boxcal"]
+    state = state_of(request)
     model, version = request.path_params["model"], request.path_params.get("version", "")
     length = header(request, HEADER_LENGTH)
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
@@ -200,7 +205,7 @@ infer_routes = tuple(
 )
 
 
-async def model_versions(model: ProtocolModel) -> list[str]:
+async def model_versions(model: Any) -> list[str]:
     """List the versions of the calibrators of the backbone; only the active one if the registry is away."""
     active = model.active.current.version
     try:
