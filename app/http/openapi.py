@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE, PROBLEM_SCHEMA, problems
+from boxcal.app.http.problem_documents import PROBLEM_MEDIA_TYPE, problems
 from boxcal.app.http.problems import (
     ApiKeyExpired,
     ApiKeyRequired,
@@ -17,6 +17,7 @@ from boxcal.app.http.problems import (
     RateLimited,
 )
 from boxcal.app.http.scopes import ROUTES, Level, Requirement
+from boxcal.app.schemas.service import Problem
 
 JSON, EVENTS = "application/json", "text/event-stream"
 TAGS = {
@@ -45,7 +46,7 @@ def complete(document: dict[str, Any]) -> None:
     """Declare keys and problems, FastAPI's validation errors included, and describe responses by models."""
     document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas["Problem"] = PROBLEM_SCHEMA
+    schemas["Problem"] = Problem.model_json_schema()
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = SECURITY_SCHEMES

@@ -26,25 +26,6 @@ from boxcal.app.http.problems import (
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED = 499
 """Status recorded in the metrics when the client disconnected before its response."""
-PROBLEM_SCHEMA: dict[str, Any] = {
-    "title": "Problem",
-    "description": "Problem details of a failed request (RFC 9457). `error` has the same text as `detail`.",
-    "type": "object",
-    "required": ["type", "title", "status", "detail", "error", "request_id"],
-    "properties": {
-        "type": {"type": "string", "description": "Identifies the kind of problem."},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {
-            "type": "string",
-            "description": "What was wrong, with the offending value and the limit.",
-        },
-        "error": {"type": "string", "description": "The same as `detail`."},
-        "request_id": {"type": "string", "description": "The same as the header `X-Request-Id`."},
-    },
-}
-
-
 BY_STATUS = {
     one.status: one
     for one in (

@@ -1,4 +1,4 @@
-"""Documents of `/health`, `/model`, `/methods` and `/version`."""
+"""Documents of `/health`, `/model`, `/methods` and `/version`, and of problems."""
 
 from typing import Any, Literal
 
@@ -94,3 +94,14 @@ class Release(BaseModel):
     version: str = Field(description="Version of boxcal.", examples=["0.3.0"])
     registry: str = Field(description="Revision of the tables of the registry.", examples=["0012"])
     python: str = Field(description="Version of Python.", examples=["3.11.9"])
+
+
+class Problem(BaseModel):
+    """Problem details of a failed request (RFC 9457). `error` has the same text as `detail`."""
+
+    type: str = Field(description="Identifies the kind of problem.")
+    title: str
+    status: int
+    detail: str = Field(description="What was wrong, with the offending value and the limit.")
+    error: str = Field(description="The same as `detail`.")
+    request_id: str = Field(description="The same as the header `X-Request-Id`.")
