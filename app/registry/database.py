@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from sqlite3 import OperationalError as SqliteError
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
@@ -27,9 +27,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry.migrations import HEAD, SCRIPTS
 from boxcal.app.registry.tables import create_schema
-
-if TYPE_CHECKING:
-    import psycopg
 
 logger = logging.getLogger("boxcal")
 
@@ -137,13 +134,13 @@ class Database:
         self._of_thread = threading.local()
         self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="registry")
         try:
-            self._engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
+            self.engine = _sqlite(parsed) if self.is_sqlite else _postgresql(parsed)
         except (SQLAlchemyError, OSError, ImportError) as error:
             raise self._unusable(error) from error
-        self._writing = self._engine.execution_options(writes=True)
+        self._writing = self.engine.execution_options(writes=True)
         # One statement needs no transaction around it: three round trips less, a thousand replicas long.
         single = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT", "autocommit": True}
-        self._autocommit = self._engine.execution_options(**single)
+        self._autocommit = self.engine.execution_options(**single)
 
     def prepare(self, work: Callable[[Connection], None]) -> None:
         """Do some work in the transaction of the migrations and after them, whenever they run."""
@@ -174,7 +171,7 @@ class Database:
             return
         if not self._is_open:
             self.open()
-        with self._transaction(self._engine) as connection:
+        with self._transaction(self.engine) as connection:
             yield connection
 
     @contextmanager
@@ -200,7 +197,7 @@ class Database:
     def compact(self) -> None:
         """Return the space of deleted data to the disk. SQLite only: PostgreSQL does so itself."""
         if self.is_sqlite:
-            connection = self._engine.raw_connection()
+            connection = self.engine.raw_connection()
             connection.cursor().execute("VACUUM")
             connection.close()
 
@@ -218,7 +215,7 @@ class Database:
     def close(self) -> None:
         """Wait for the calls that run, drop those that wait, and close the connections."""
         self._threads.shutdown(cancel_futures=True)
-        self._engine.dispose()
+        self.engine.dispose()
 
     @contextmanager
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
@@ -249,12 +246,6 @@ class Database:
         """Wake the replicas that listen, once the transaction is committed."""
         if not self.is_sqlite:
             connection.execute(text("NOTIFY boxcal"))
-
-    async def listen(self) -> psycopg.AsyncConnection[Any]:
-        """Open a connection to PostgreSQL that receives the notifications."""
-        from boxcal.app.registry.postgresql import listen  # noqa: PLC0415 - a registry on SQLite needs no psycopg
-
-        return await listen(self._engine)
 
     def _migrate(self, connection: Connection) -> None:
         revision = check_revision(connection, self._shown)

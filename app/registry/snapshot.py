@@ -121,14 +121,17 @@ class Notifications:
         if self._database.is_sqlite:
             await asyncio.sleep(seconds)
             return
-        import psycopg  # noqa: PLC0415 - a registry on SQLite starts sooner without
+        # A registry on SQLite starts sooner without.
+        import psycopg  # noqa: PLC0415
+
+        from boxcal.app.registry.postgresql import listen  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:
             if self._connection is None and loop.time() >= self._connect_from:
                 self._connect_from = loop.time() + RECONNECT_SECONDS
-                self._connection = await self._database.listen()
+                self._connection = await listen(self._database.engine)
             if self._connection is not None:
                 left = max(0.0, until - loop.time())
                 async for _ in self._connection.notifies(timeout=left, stop_after=1):
