@@ -11,13 +11,15 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
 import orjson
 from prometheus_client.core import Metric
+
+from boxcal.app.observability.supervised_task import beside
 
 logger = logging.getLogger("boxcal")
 
@@ -213,10 +215,5 @@ def _short(value: float, digits: int = 4) -> float | None:
 @asynccontextmanager
 async def keep_reading(stats: Stats) -> AsyncIterator[Stats]:
     """Read the metrics for as long as the service runs."""
-    task = asyncio.create_task(stats.run(), name="stats")
-    try:
+    async with beside(stats.run(), "stats"):
         yield stats
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

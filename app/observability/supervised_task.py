@@ -11,17 +11,16 @@ also where nothing has grown: what was in use at one call is free at the next, i
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
-
-import ctypes
-import os
-from pathlib import Path
 
 logger = logging.getLogger("boxcal")
 
@@ -29,17 +28,22 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 
 @asynccontextmanager
-async def background(
-    name: str, work: Callable[[], Awaitable[None]], telemetry: Telemetry
-) -> AsyncIterator[None]:
+async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Run a task beside the block; it ends with the block."""
-    task = asyncio.create_task(_run(name, work, telemetry), name=name)
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+def background(
+    name: str, work: Callable[[], Awaitable[None]], telemetry: Telemetry
+) -> AbstractAsyncContextManager[None]:
+    """Run a task beside the block, and start it again where it fails."""
+    return beside(_run(name, work, telemetry), name)
 
 
 async def _run(name: str, work: Callable[[], Awaitable[None]], telemetry: Telemetry) -> None:
