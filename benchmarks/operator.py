@@ -99,7 +99,7 @@ def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> floa
             if len(row) >= cpu_loops.LONG:
                 box = (True, float(low.sum()), float(high.sum()))
                 scale = loops._approach.py_func(weights, low, high, box, scale)
-            loops._search.py_func(row, low, high, 1.0, top, weights, scale, np.empty_like(row), side)
+            loops._search.py_func(row, low, high, 1.0, top, weights, scale, side)
     return calls.call_count / len(rows)
 
 

@@ -142,8 +142,8 @@ MUTATIONS = [
     Mutation(LOOPS, "if settled or abs(1.0 - total) <= 0.5 * unit * mass:", "if True:", EXACTNESS),
     Mutation(
         LOOPS,
-        "probabilities[i] = clipped",
-        "probabilities[i] = value",
+        "weights[i] = clipped",
+        "weights[i] = value",
         f"{DEFECTS}::test_both_bounds_bind",
     ),
     Mutation(

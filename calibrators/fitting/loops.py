@@ -9,7 +9,7 @@ from numba import njit
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
-from boxcal.calibrators.operator.cpu_loops import SUMMING, box_of
+from boxcal.calibrators.operator.cpu_loops import SUMMING
 from boxcal.calibrators.operator.cpu_loops import solve_row as solve_in_box
 from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
 from boxcal.calibrators.operator.uniform import VERTEX, one_each, solve_row
@@ -212,11 +212,10 @@ def nll_rows(  # noqa: PLR0917 - compiled loops take arrays by position
     `upper`: float64 ndarray of shape (N,), one feasible box per row, for all its classes. `losses`,
     `by_lower`, `by_upper`: float64 ndarray of shape (N,).
     """
-    side, weights = np.empty(scores.shape[1], np.int8), np.empty(0)
+    side = np.empty(scores.shape[1], np.int8)
     for n in range(scores.shape[0]):
         row, p, y = scores[n], by_scores[n], labels[n]
-        box = box_of(lower[n], upper[n], row.shape[0])
-        solve_in_box(row, lower[n], upper[n], box, 1.0, 1e-9, weights, p, side)
+        solve_in_box(row, lower[n], upper[n], 1.0, 1e-9, p, side)
         by_lower[n] = by_upper[n] = 0.0
         if side[y] == AT_LOWER:
             losses[n], by_lower[n] = -math.log(lower[n]), -1.0 / lower[n]

@@ -81,11 +81,11 @@ def forward_plain(logits: Tensor, lower: Bound, upper: Bound, temperature: float
 
     Bounds are two numbers, or two tensors of shape (N or 1, K) and of the logits' dtype.
     """
-    rows = (logits.detach() if logits.requires_grad else logits).contiguous()
-    probabilities, array = torch.empty_like(rows), rows.numpy()
-    box, inverse = _box(lower, upper, array), _number(1.0 / temperature, np.float64)
-    _fill(array, box, inverse, tolerance, probabilities.numpy(), NO_SIDE, NO_HELD)
-    return probabilities
+    rows = _array(logits)
+    probabilities = np.empty_like(rows)
+    box, inverse = _box(lower, upper, rows), _number(1.0 / temperature, np.float64)
+    _fill(rows, box, inverse, tolerance, probabilities, NO_SIDE, NO_HELD)
+    return torch.from_numpy(probabilities)
 
 
 def _box(lower: Bound, upper: Bound, rows: Array) -> tuple[Array, Array]:
@@ -213,7 +213,7 @@ def _products(  # noqa: PLR0917 - as above
 
 def _array(values: Tensor) -> Array:
     """Give numpy the tensor's memory, copying only what is not stored row by row."""
-    return values.detach().contiguous().numpy()
+    return (values.detach() if values.requires_grad else values).contiguous().numpy()
 
 
 def _inverse(temperature: Tensor) -> Array:

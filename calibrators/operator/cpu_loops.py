@@ -14,7 +14,7 @@ from numba.extending import overload
 
 from boxcal.calibrators.operator.compiling import compiled, inner
 from boxcal.calibrators.operator.constants import AT_LOWER, AT_UPPER, FREE
-from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select
+from boxcal.calibrators.operator.cpu_math import bits, fast_exp, from_bits, ordered, select, wide
 from boxcal.calibrators.operator.exact_row import PLAIN, REFUSED, SOLVED, Array, solve_exactly
 from boxcal.calibrators.operator.teams import share
 
@@ -47,7 +47,7 @@ LEAST_MASS = 1e-6
 """Below so little free mass, what cancels in 1 - (held mass) matters: `exact_row` adds without loss."""
 
 UNSOLVED = -2
-"""What a part of the rows leaves behind that had no memory for its exponentials."""
+"""What a part of the rows leaves behind that had no memory for `exact_row`."""
 
 Bound = float | Array
 """One bound for the whole row, or one for each class; every loop is compiled for both."""
@@ -65,24 +65,10 @@ def _either(of_array: Callable[..., Any], of_number: Callable[..., Any]) -> Call
     def chosen(_bound, *_others):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
-    overload(chosen, {"error_model": "numpy", "fastmath": SUMMING}, strict=False)(choose)
+    overload(chosen, {"error_model": "numpy", "fastmath": SUMMING, "forceinline": True}, strict=False)(choose)
     return chosen
 
 
-def _box_of_arrays(lower: Array, upper: Array, size: int) -> Box:
-    inside, low_sum, high_sum = True, lower.dtype.type(0), lower.dtype.type(0)
-    for i in range(size):
-        inside &= (lower[i] >= 0) & (lower[i] <= upper[i]) & (upper[i] <= 1)
-        low_sum += lower[i]
-        high_sum += upper[i]
-    return inside, np.float64(low_sum), np.float64(high_sum)
-
-
-def _box_of_numbers(lower: float, upper: float, size: int) -> Box:
-    return 0 <= lower <= upper <= 1, np.float64(lower) * size, np.float64(upper) * size
-
-
-box_of = _either(_box_of_arrays, _box_of_numbers)
 _is_number = _either(lambda bound: False, lambda bound: True)
 _at = _either(lambda bound, i: bound[i], lambda bound, i: bound)
 _as_row = _either(lambda bound, row: bound, lambda bound, row: np.full(row.shape[0], bound))
@@ -108,6 +94,7 @@ def _is_single(row: Array) -> bool:
 @inner()
 def _extremes(row: Array) -> tuple[float, float]:
     """Largest and smallest entry; NaN or infinity where an entry is."""
+    wide()
     high = ordered(bits(row[0]))
     low = high
     for i in range(1, row.shape[0]):
@@ -140,6 +127,7 @@ def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any]) -> Any:
 @inner(fastmath=SUMMING, inlined=False)  # which LLVM makes a better loop of
 def _exponentials(row: Array, anchor: float, inverse: float, weights: Array, sums: Array) -> float:
     """Fill weights with exp((row - anchor) / temperature); return their sum, in the dtype of `sums`."""
+    wide()
     rate = _rate(inverse, row)
     for i in range(row.shape[0]):
         weights[i] = _exponential(row[i], anchor, rate)
@@ -147,6 +135,32 @@ def _exponentials(row: Array, anchor: float, inverse: float, weights: Array, sum
     for i in range(row.shape[0]):
         total += sums.dtype.type(weights[i])
     return np.float64(total)
+
+
+def _begin_arrays(  # noqa: PLR0917 - as below
+    lower: Array, upper: Array, row: Array, anchor: float, inverse: float, weights: Array
+) -> Any:
+    wide()
+    rate, zero = _rate(inverse, row), row.dtype.type(0)
+    total, inside, low_sum, high_sum = zero, True, zero, zero
+    for i in range(row.shape[0]):
+        weights[i] = _exponential(row[i], anchor, rate)
+        total += weights[i]
+        inside &= (lower[i] >= 0) & (lower[i] <= upper[i]) & (upper[i] <= 1)
+        low_sum += lower[i]
+        high_sum += upper[i]
+    return np.float64(total), (inside, np.float64(low_sum), np.float64(high_sum))
+
+
+def _begin_numbers(  # noqa: PLR0917 - as below
+    lower: float, upper: float, row: Array, anchor: float, inverse: float, weights: Array
+) -> Any:
+    box = 0 <= lower <= upper <= 1, np.float64(lower) * row.shape[0], np.float64(upper) * row.shape[0]
+    return _exponentials(row, anchor, inverse, weights, DOUBLE), box
+
+
+_begin = _either(_begin_arrays, _begin_numbers)
+"""Fill weights as `_exponentials` does, and look at the box; where that is of numbers, the sum is precise."""
 
 
 @inner(fastmath=SUMMING)
@@ -157,6 +171,7 @@ def _split(weights: Array, lower: Bound, upper: Bound, scale: float, sums: Array
     (n / 32 + 5) 2^-24 of themselves, 2e-6 at n = 1000. The former is then what is left of the answer's sum,
     added in the dtype of `sums`, so that a Newton step has that error relative to its length.
     """
+    wide()
     zero = weights.dtype.type(0)
     total, free = sums.dtype.type(0), zero
     for i in range(weights.shape[0]):
@@ -225,37 +240,50 @@ def _largest_free(row: Array, weights: Array, lower: Bound, upper: Bound, scale:
 
 
 @inner(fastmath=SUMMING)
-def _finish(  # noqa: PLR0917 - compiled loops take arrays by position
-    weights: Array, lower: Bound, upper: Bound, scale: float, probabilities: Array, side: Array
-) -> tuple[bool, float]:
-    """Fill probabilities, and side where it has room; whether it is a close call, and in float32 their sum.
+def _is_close_call(weights: Array, lower: Bound, upper: Bound, scale: float) -> bool:
+    """Whether classes within rounding of a bound outweigh those well inside their bounds.
 
-    In a close call classes within rounding of a bound outweigh those well inside their bounds. Which side the
-    former are on then decides about the latter, and takes more digits to tell. With rounding e, they are
+    Which side the former are on then decides about the latter, and takes more digits to tell. With rounding
+    e, they are
 
         well inside: value (1 - e) > lower and value (1 + e) < upper
         inside or close: value (1 + e) >= lower and value (1 - e) <= upper
+
+    As all weigh at most 1, it mostly takes a look at the first few to know.
     """
-    weights = weights if _is_single(weights) else probabilities  # LLVM must see that they are one
+    wide()
     zero, one = weights.dtype.type(0), weights.dtype.type(1)
     rounding = weights.dtype.type(4 * np.finfo(weights.dtype).eps)
-    within, inside, total = zero, zero, 0.0
-    free, at_lower, at_upper = np.int8(FREE), np.int8(AT_LOWER), np.int8(AT_UPPER)
+    size, end = 0, weights.shape[0]
+    within, inside = zero, zero
+    while size < end and inside * CLOSE_CALL <= 1:
+        size = min(max(LONG, 8 * size), end)
+        within, inside = zero, zero
+        for i in range(size):
+            low, high, value = _at(lower, i), _at(upper, i), weights[i] * scale
+            more, less = value * (one + rounding), value * (one - rounding)
+            within += select((more >= low) & (less <= high), value, zero)
+            inside += select((less > low) & (more < high), value, zero)
+    return bool(within - inside > CLOSE_CALL * inside)
+
+
+@inner(fastmath=SUMMING)
+def _finish(weights: Array, lower: Bound, upper: Bound, scale: float, side: Array) -> float:
+    """Make probabilities of the weights, and fill side where it has room; return in float32 their sum."""
+    wide()
+    total, free, at_lower, at_upper = 0.0, np.int8(FREE), np.int8(AT_LOWER), np.int8(AT_UPPER)
     for i in range(weights.shape[0]):
         low, high = _at(lower, i), _at(upper, i)
         value = weights[i] * scale
-        more, less = value * (one + rounding), value * (one - rounding)
-        within += select((more >= low) & (less <= high), value, zero)
-        inside += select((less > low) & (more < high), value, zero)
         clipped = select(value > low, value, low)
         clipped = select(clipped < high, clipped, high)
-        probabilities[i] = clipped
+        weights[i] = clipped
         if _is_single(weights):
             total += np.float64(clipped)
         if side.shape[0]:
             under = (value < low) | ((low == high) & (value <= high))
             side[i] = select(under, at_lower, select(value > high, at_upper, free))
-    return bool(within - inside > CLOSE_CALL * inside), total
+    return total
 
 
 @inner()
@@ -267,15 +295,13 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
     anchor: float,
     weights: Array,
     scale: float,
-    probabilities: Array,
     side: Array,
 ) -> bool:
-    """Fill the answer at the scale at which the sum is 1, by Newton; whether it can be relied on.
+    """Turn weights into the answer at the scale at which the sum is 1, by Newton; whether to rely on it.
 
     The weights are made anew, from another anchor, where the scale has left what their digits can bear.
-    Near the end, float32 tries the next scale at once, which is the last if the sum of the answer is as close
-    to 1 as rounding of the scale and of the answer lets it be. That saves a pass. It would cost float64 more,
-    whose weights and probabilities are one array.
+    Near the end, float32 tries the next scale at once, which mostly is the last: if the sum of the answer is
+    as close to 1 as rounding of the scale and of the answer lets it be. That saves a pass.
     """
     kind = row.dtype.type
     unit, low_end, high_end = np.finfo(kind).eps, 0.0, np.inf
@@ -293,7 +319,8 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
         settled = kind(scale) == last or (step > NEAR_TIES and abs(scale - last) <= unit * scale)
         if settled or (_is_single(row) and abs(scale - last) <= NEAR * last):
             if scale <= largest:
-                is_close, total = _finish(weights, lower, upper, kind(scale), probabilities, side)
+                is_close = _is_close_call(weights, lower, upper, kind(scale))
+                total = _finish(weights, lower, upper, kind(scale), side)
                 if settled or abs(1.0 - total) <= 0.5 * unit * mass:
                     return not is_close
             else:
@@ -302,7 +329,7 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
                     break
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
                 anchor, low_end, high_end = moved, 0.0, np.inf
-                _exponentials(row, anchor, inverse, weights, weights)
+            _exponentials(row, anchor, inverse, weights, weights)
         if not low_end <= scale <= high_end:
             middle = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
             scale = middle if high_end < np.inf else low_end / SHRINK
@@ -314,36 +341,30 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array,
     lower: Bound,
     upper: Bound,
-    box: Box,
     inverse: float,
     tolerance: float,
-    weights: Array,
     probabilities: Array,
     side: Array,
 ) -> int:
-    """Solve one row; the weights have room for its exponentials in float32, float64 needs none."""
+    """Solve one row, whose exponentials lie where its answer will."""
     kind = row.dtype.type
     top, bottom = _extremes(row)
     if not (-np.inf < top < np.inf) or np.isnan(bottom):
         return REFUSED
+    total, box = _begin(lower, upper, row, top, inverse, probabilities)
+    if not box[0]:
+        return REFUSED
     if 1.0 / EXTREME < inverse < EXTREME:
-        room = weights if _is_single(row) else probabilities
-        if _is_single(row) and not _is_number(lower):
-            scale = 1.0 / _exponentials(row, top, inverse, weights, row)
-        else:  # in place, where that may be all
-            scale = 1.0 / _exponentials(row, top, inverse, probabilities, DOUBLE)
+        scale = 1.0 / total
         smallest = _exponential(bottom, top, _rate(inverse, row))
         if _holds(lower, upper, smallest * kind(scale), kind(scale)):
             for i in range(row.shape[0]):
                 probabilities[i] *= kind(scale)
             side[:] = FREE
             return PLAIN
-        if _is_number(lower) and _is_single(row):
-            for i in range(row.shape[0]):
-                weights[i] = probabilities[i]
         if row.shape[0] >= LONG and (_is_single(row) or not _is_number(lower)):
-            scale = _approach(room, lower, upper, box, scale)
-        if _search(row, lower, upper, inverse, top, room, scale, probabilities, side):
+            scale = _approach(probabilities, lower, upper, box, scale)
+        if _search(row, lower, upper, inverse, top, probabilities, scale, side):
             return SOLVED
     return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
 
@@ -361,16 +382,13 @@ def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
 def _rows(part: int, parts: int, arguments: tuple[Any, ...]) -> None:
     """Solve this part of the rows; note the first that is refused, or -1."""
     logits, lower, upper, inverse, tolerance, probabilities, side, held, refused = arguments
-    weights = np.empty(logits.shape[1] if _is_single(probabilities) else 0, logits.dtype)
     begin, end = logits.shape[0] * part // parts, logits.shape[0] * (part + 1) // parts
-    box, first = (False, 0.0, 0.0), -1
+    first = -1
     for n in range(begin, end):
-        low, high = lower[own(n, lower)], upper[own(n, upper)]
-        if n == begin or max(lower.shape[0], upper.shape[0]) > 1:
-            box = box_of(low, high, logits.shape[1])
-        outcome, marks, rate = REFUSED, side[own(n, side)], inverse[own(n, inverse)]
-        if box[0]:
-            outcome = solve_row(logits[n], low, high, box, rate, tolerance, weights, probabilities[n], marks)
+        low, high, rate, marks = (
+            lower[own(n, lower)], upper[own(n, upper)], inverse[own(n, inverse)], side[own(n, side)]
+        )  # fmt: skip
+        outcome = solve_row(logits[n], low, high, rate, tolerance, probabilities[n], marks)
         if outcome == REFUSED:
             first = n
             break

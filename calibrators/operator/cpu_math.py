@@ -49,10 +49,23 @@ def _select(_context: Any, _condition: Any, yes: Any, no: Any) -> tuple[Any, Any
     return signature, lambda _c, builder, _s, args: builder.select(*args)
 
 
+def _wide(_context: Any) -> tuple[Any, Any]:
+    """Let LLVM use vectors of 512 bits here, of which it makes halves for the sake of older processors."""
+
+    def generate(context: Any, builder: Any, _s: Any, _args: Any) -> Any:
+        set.add(
+            builder.function.attributes, '"prefer-vector-width"="512"'
+        )  # llvmlite knows none with a value
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
 bits: Callable[..., Any] = intrinsic(_bits)
 from_bits: Callable[..., Any] = intrinsic(_from_bits)
 ordered: Callable[..., Any] = intrinsic(_ordered)
 select: Callable[..., Any] = intrinsic(_select)
+wide: Callable[..., Any] = intrinsic(_wide)
 
 
 def fast_exp(x: float) -> float:
