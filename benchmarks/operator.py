@@ -93,7 +93,7 @@ def passes(logits: Tensor, lower: float | Tensor, upper: float | Tensor) -> floa
     with mock.patch.multiple(cpu_loops, _split=calls, _exponentials=typed, _is_number=is_number):
         for row, low, high in zip(rows, *boxes, strict=True):
             top = row.max()
-            scale = 1.0 / typed(row, top, 1.0, weights, weights)
+            scale = 1.0 / typed(row, top, 1.0, weights)
             if ((weights * scale >= low) & (weights * scale <= high)).all():
                 continue
             if len(row) >= cpu_loops.LONG:

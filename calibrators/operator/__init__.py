@@ -10,15 +10,11 @@ if TYPE_CHECKING:
     from boxcal.calibrators.operator.bounds import Bounds as Bounds
     from boxcal.calibrators.operator.bounds import EffectiveBounds as EffectiveBounds
     from boxcal.calibrators.operator.box_softmax import box_constrained_softmax as box_constrained_softmax
-    from boxcal.calibrators.operator.box_softmax import lower_bounded_softmax as lower_bounded_softmax
-    from boxcal.calibrators.operator.box_softmax import upper_bounded_softmax as upper_bounded_softmax
 
 _HOMES = {
     "Bounds": "bounds",
     "EffectiveBounds": "bounds",
     "box_constrained_softmax": "box_softmax",
-    "lower_bounded_softmax": "box_softmax",
-    "upper_bounded_softmax": "box_softmax",
 }
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605

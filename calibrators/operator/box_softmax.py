@@ -1,6 +1,7 @@
 """The box-constrained softmax: the last step of every calibrator, from logits and bounds to probabilities."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,8 +37,8 @@ def box_constrained_softmax(
         Floating point; -inf stands for a class that cannot occur. float16 and bfloat16 are computed in
         float32, float32 with sums in float64.
     lower, upper : number or Tensor, optional
-        Whatever broadcasts to the logits; by default 0 and 1. Tensors promote the result's dtype as in any
-        torch operation; numbers are rounded to it.
+        Whatever broadcasts to the logits; 0 and 1 if absent (the paper's UBSoftmax, LBSoftmax). Tensors
+        promote the result's dtype as in any torch operation; numbers are rounded to it.
     temperature : number or Tensor
         Positive. A tensor broadcasts to the logits with size 1 along `dim`.
     dim : int
@@ -76,9 +77,9 @@ def box_constrained_softmax(
     if plain is not None:
         from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when first needed
 
+        low, high = plain[:2]  # as two tensors, or as two numbers
         if torch.is_grad_enabled() and (
-            logits.requires_grad
-            or any(isinstance(bound, Tensor) and bound.requires_grad for bound in (lower, upper))
+            logits.requires_grad or (isinstance(low, Tensor) and (low.requires_grad or high.requires_grad))
         ):
             differentiable: Tensor = cpu_kernel.DifferentiableRows.apply(logits, *plain)
             return differentiable
@@ -114,33 +115,13 @@ def box_constrained_softmax(
     return probabilities.to(dtype).reshape(flat.shape).movedim(-1, dim)
 
 
-def upper_bounded_softmax(
-    logits: Tensor, upper: float | Tensor, *, temperature: float | Tensor = 1.0, dim: int = -1
-) -> Tensor:
-    """Softmax with upper bounds alone: UBSoftmax of the paper, the "constrained softmax" of others.
-
-    See `box_constrained_softmax` for the arguments.
-    """
-    return box_constrained_softmax(logits, None, upper, temperature=temperature, dim=dim)
-
-
-def lower_bounded_softmax(
-    logits: Tensor, lower: float | Tensor, *, temperature: float | Tensor = 1.0, dim: int = -1
-) -> Tensor:
-    """Softmax with lower bounds alone: LBSoftmax of the paper, exact where the known one-step recipe is not.
-
-    See `box_constrained_softmax` for the arguments.
-    """
-    return box_constrained_softmax(logits, lower, None, temperature=temperature, dim=dim)
-
-
 def _plain_bounds(
     logits: Tensor,
     lower: float | Tensor | None,
     upper: float | Tensor | None,
     temperature: float | Tensor,
     dim: int,
-) -> tuple[float | Tensor, float | Tensor, float, float] | None:
+) -> tuple[Any, Any, float, float] | None:
     """Bounds, temperature and tolerance for the CPU engine's shortcut, or None where it does not apply.
 
     It is for rows on the CPU that need no reshaping and no dispatcher.
@@ -156,14 +137,16 @@ def _plain_bounds(
         or not 0.0 < temperature < math.inf
     ):
         return None
-    classes = logits.shape[1]
+    shape, classes = logits.shape, logits.shape[1]
     low, high = 0.0 if lower is None else lower, 1.0 if upper is None else upper
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         rows = []
         for value in (low, high):
             if not isinstance(value, Tensor):
                 rows.append(torch.full((1, classes), value, dtype=logits.dtype))
-            elif value.dtype is logits.dtype and value.shape in (logits.shape, (classes,), (1, classes)):
+            elif value.dtype is logits.dtype and (
+                value.shape == shape or value.shape in ((classes,), (1, classes))
+            ):
                 rows.append(value if value.ndim == 2 else value[None])
             else:
                 return None

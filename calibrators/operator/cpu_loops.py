@@ -125,16 +125,16 @@ def _exponential(logit: Any, anchor: Any, rate: tuple[Any, Any]) -> Any:
 
 
 @inner(fastmath=SUMMING, inlined=False)  # which LLVM makes a better loop of
-def _exponentials(row: Array, anchor: float, inverse: float, weights: Array, sums: Array) -> float:
-    """Fill weights with exp((row - anchor) / temperature); return their sum, in the dtype of `sums`."""
+def _exponentials(row: Array, anchor: float, inverse: float, weights: Array) -> float:
+    """Fill weights with exp((row - anchor) / temperature); return their sum."""
     wide()
     rate = _rate(inverse, row)
     for i in range(row.shape[0]):
         weights[i] = _exponential(row[i], anchor, rate)
-    total = sums.dtype.type(0)
+    total = 0.0
     for i in range(row.shape[0]):
-        total += sums.dtype.type(weights[i])
-    return np.float64(total)
+        total += np.float64(weights[i])
+    return total
 
 
 def _begin_arrays(  # noqa: PLR0917 - as below
@@ -156,7 +156,7 @@ def _begin_numbers(  # noqa: PLR0917 - as below
     lower: float, upper: float, row: Array, anchor: float, inverse: float, weights: Array
 ) -> Any:
     box = 0 <= lower <= upper <= 1, np.float64(lower) * row.shape[0], np.float64(upper) * row.shape[0]
-    return _exponentials(row, anchor, inverse, weights, DOUBLE), box
+    return _exponentials(row, anchor, inverse, weights), box
 
 
 _begin = _either(_begin_arrays, _begin_numbers)
@@ -329,7 +329,7 @@ def _search(  # noqa: PLR0917 - compiled loops take arrays by position
                     break
                 scale *= math.exp(np.float64(moved - anchor) * inverse)
                 anchor, low_end, high_end = moved, 0.0, np.inf
-            _exponentials(row, anchor, inverse, weights, weights)
+            _exponentials(row, anchor, inverse, weights)
         if not low_end <= scale <= high_end:
             middle = math.sqrt(low_end * high_end) if low_end > 0.0 else SHRINK * high_end
             scale = middle if high_end < np.inf else low_end / SHRINK
@@ -430,11 +430,11 @@ def forward_rows(  # noqa: PLR0917 - compiled loops take arrays by position
 
 @inner(fastmath=SUMMING)
 def total_of(row: Array) -> float:
-    """Return the sum of numbers (K,)."""
-    total = 0.0
+    """Return the sum of numbers (K,), added in their own dtype."""
+    total = row.dtype.type(0)
     for i in range(row.shape[0]):
         total += row[i]
-    return total
+    return float(total)
 
 
 @compiled
@@ -452,7 +452,7 @@ def softmax_rows(given: Array, logits: Array, probabilities: Array, sums: Array,
         row, (top, bottom) = probabilities[n], _extremes(logits[n])
         if not (-np.inf < top < np.inf) or np.isnan(bottom) or (given.shape[0] and not _is_finite(given[n])):
             return n
-        scale = 1.0 / _exponentials(logits[n], top, 1.0, row, DOUBLE)
+        scale = 1.0 / _exponentials(logits[n], top, 1.0, row)
         for i in range(row.shape[0]):
             row[i] *= scale
         if sums.shape[0]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.operator.compiling import compiled
 from boxcal.calibrators.operator.constants import UNDERFLOW, sum_tolerance
-from boxcal.calibrators.operator.cpu_loops import SUMMING
+from boxcal.calibrators.operator.cpu_loops import total_of
 from boxcal.calibrators.threads import blocks, over_rows
 
 Floats = NDArray[np.float64]
@@ -165,14 +165,6 @@ def _running_sums(scores: Floats, sums: Floats) -> None:
             sums[n, j] = 1.0 + sums[n, j - 1] * math.exp(scores[n, j - 1] - scores[n, j])
 
 
-@njit(fastmath=SUMMING, error_model="numpy")
-def _total(weights: Floats) -> float:
-    total = weights.dtype.type(0)
-    for k in range(len(weights)):
-        total += weights[k]
-    return float(total)
-
-
 @njit(error_model="numpy")
 def one_each(classes: int) -> Floats:
     """Give what `solve_row` takes as `before` where each entry is one class."""
@@ -195,7 +187,7 @@ def _balance(  # noqa: PLR0917 - compiled loops take arrays by position
     if mass <= 0.0 or end <= first:
         return mass, -math.inf
     if len(weights):
-        return mass, math.log(mass / _total(weights[first:end]))
+        return mass, math.log(mass / total_of(weights[first:end]))
     weight = sums[end - 1]
     if first > 0:
         weight -= sums[first - 1] * math.exp(scores[first - 1] - scores[end - 1])
@@ -250,7 +242,7 @@ def solve_row(  # noqa: PLR0917 - as above
     mass, log_scale = _balance(scores, sums, weights, before, first, end, lower, upper)
     by_newton = low_end <= log_scale <= high_end
     if not by_newton:
-        log_scale = -math.log(_total(weights) if len(weights) else sums[classes - 1])
+        log_scale = -math.log(total_of(weights) if len(weights) else sums[classes - 1])
     last_first, last_end = first, end
     for count in range(MAX_PASSES):
         first = _cut(scores, log_lower - log_scale, first)

@@ -11,8 +11,6 @@ from torch import Tensor
 from boxcal.calibrators.operator import (
     Bounds,
     box_constrained_softmax,
-    lower_bounded_softmax,
-    upper_bounded_softmax,
 )
 from tests.reference import box_bisection, one_step_greedy
 
@@ -37,7 +35,7 @@ def test_two_classes_give_a_clipped_sigmoid() -> None:
 def test_the_greedy_counterexample() -> None:
     logits = f64(0.01, 0.01, 0.01, 0.01, 0.06, 0.90).log()
     assert one_step_greedy(logits.numpy(), 0.055)[4] == pytest.approx(0.04875)
-    assert torch.allclose(lower_bounded_softmax(logits, 0.055), f64(*[0.055] * 5, 0.725), atol=1e-15)
+    assert torch.allclose(box_constrained_softmax(logits, 0.055), f64(*[0.055] * 5, 0.725), atol=1e-15)
 
 
 def test_both_bounds_bind() -> None:
@@ -47,7 +45,9 @@ def test_both_bounds_bind() -> None:
 
 def test_mass_forced_onto_classes_whose_softmax_underflows() -> None:
     logits, upper = torch.tensor([0.0, -200.0, -300.0]), torch.tensor([0.5, 0.9, 0.9])
-    assert upper_bounded_softmax(logits, upper).tolist() == pytest.approx([0.5, 0.5, math.exp(-100) / 2])
+    assert box_constrained_softmax(logits, None, upper).tolist() == pytest.approx(
+        [0.5, 0.5, math.exp(-100) / 2]
+    )
 
 
 def test_bounds_close_to_one_over_k_keep_their_digits() -> None:
@@ -86,7 +86,7 @@ def test_uniform_bounds_feasible_by_a_hair(classes: int, dtype: torch.dtype) -> 
     logits = torch.linspace(-3, 3, classes, dtype=dtype)
     rounding = 4 * classes * torch.finfo(dtype).eps * share.double()
     for bound in (1 / classes, share):
-        below, above = upper_bounded_softmax(logits, bound), lower_bounded_softmax(logits, bound)
+        below, above = (box_constrained_softmax(logits, *box) for box in ((None, bound), (bound,)))
         assert (below <= share).all()
         assert (above >= share).all()
         for answer in (below, above):
@@ -117,7 +117,7 @@ def test_minus_infinity() -> None:
     assert box_constrained_softmax(logits).tolist() == pytest.approx(
         [1 / (1 + math.e), 0, math.e / (1 + math.e)]
     )
-    assert lower_bounded_softmax(logits, 0.1)[1] == 0.1
+    assert box_constrained_softmax(logits, 0.1)[1] == 0.1
     with pytest.raises(ValueError, match="every logit of row 0 is -inf"):
         box_constrained_softmax(f64(-math.inf, -math.inf))
 

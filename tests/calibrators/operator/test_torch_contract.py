@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from boxcal.calibrators.operator import box_constrained_softmax, upper_bounded_softmax
+from boxcal.calibrators.operator import box_constrained_softmax
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -34,8 +34,8 @@ def test_empty_batches(shape: tuple[int, ...]) -> None:
 def test_whatever_broadcasts(shape: tuple[int, ...]) -> None:
     logits = randn(3, 4, 5)
     upper = torch.rand(shape, generator=torch.Generator().manual_seed(1)) / 2 + 0.3
-    wanted = upper_bounded_softmax(logits, upper.expand(3, 4, 5).contiguous())
-    assert torch.allclose(upper_bounded_softmax(logits, upper), wanted, rtol=0, atol=1e-7)
+    wanted = box_constrained_softmax(logits, None, upper.expand(3, 4, 5).contiguous())
+    assert torch.allclose(box_constrained_softmax(logits, None, upper), wanted, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -54,7 +54,10 @@ def test_tensors_promote_and_numbers_do_not() -> None:
     assert box_constrained_softmax(logits, 0.1).dtype is torch.float32
     assert box_constrained_softmax(logits, torch.full((3,), 0.1, dtype=torch.float64)).dtype is torch.float64
     assert box_constrained_softmax(logits.half(), torch.full((3,), 0.1)).dtype is torch.float32
-    assert upper_bounded_softmax(torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64), 0.4)[0].item() == 0.4
+    assert (
+        box_constrained_softmax(torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64), None, 0.4)[0].item()
+        == 0.4
+    )
 
 
 def test_autocast_gives_float32() -> None:
@@ -175,7 +178,7 @@ def test_only_the_wrong_row_is_named() -> None:
     upper = torch.ones(4, 5)
     upper[2] = 0.1
     with pytest.raises(ValueError, match=r"upper bounds of row 2 add up to 0.5"):
-        upper_bounded_softmax(randn(4, 5), upper)
+        box_constrained_softmax(randn(4, 5), None, upper)
 
 
 def test_integers_are_no_logits() -> None:
