@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_faults import fill, small_disk
+from tests.app.fitting.test_faults import small_disk
 from tests.app.fitting.test_isolation import Load
 from tests.app.fitting.validation_data import validation_npz
 from tests.app.waiting import until
@@ -56,19 +56,6 @@ def fit(service: Service) -> dict[str, Any]:
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["type"].removeprefix("urn:boxcal:problem:")
-
-
-def test_a_full_disk(small_disk: Path) -> None:
-    with Service(small_disk / "data") as service:
-        fit(service)
-        with load(service):
-            filler = fill(small_disk, 0)
-            for path in WRITES:
-                assert problem(service.client.post(path)) == (507, "storage-full")
-            assert problem(service.fit(DATA, method="ts")) == (507, "storage-full")
-            filler.unlink()
-            assert service.client.post(WRITES[0]).is_success
-            assert service.client.post(WRITES[1]).json()["version"] == 1
 
 
 @pytest.mark.long

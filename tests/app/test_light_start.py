@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from tests.app.fitting.files import npy
-from tests.app.test_server import NPY, Process, started
+from tests.app.fitting.service import Service
+from tests.app.test_server import NPY
 from tests.models.files import CLASSES, write_onnx
 
 HEAVY = ("libtorch", "sklearn", "matplotlib", "libarrow", "pandas")
 BOUNDS = {"lower": {"1": 0.3}, "upper": 0.6}
 
 
-def heavy_libraries(process: Process) -> set[str]:
-    mapped = Path(f"/proc/{process.popen.pid}/maps").read_text()
+def heavy_libraries(service: Service) -> set[str]:
+    mapped = Path(f"/proc/{service.process.pid}/maps").read_text()
     return {name for name in HEAVY if name in mapped}
 
 
@@ -37,16 +38,16 @@ def test_predictions_and_calibrations_with_bounds_need_no_torch(tmp_path: Path) 
     model = write_onnx(tmp_path / "m.onnx")
     logits = np.random.default_rng(0).normal(size=(70, CLASSES)) * 4.0
     images = np.random.default_rng(1).normal(size=(3, 3, 4, 4)).astype(np.float32)
-    with started(tmp_path / "data", BOXCAL_MODEL=f"onnx:{model}") as process:
-        with httpx.Client(base_url=process.url, timeout=60) as client:
-            options = {"bounds": BOUNDS, "probabilities": True, "logits": True, "explain": True}
-            rows = bounded(client.post("/calibrate", json={"logits": logits.tolist(), "options": options}))
-            assert rows.shape == (70, CLASSES)
-            query = {"lower": "0.05", "upper": "0.6", "probabilities": "true"}
-            answer = client.post("/predict", params=query, content=npy(images), headers=NPY)
-            assert answer.status_code == 200, answer.text
-            tensors = [{"tensor": one.tolist()} for one in images]
-            bounded(client.post("/predict", json={"inputs": tensors, "options": options}))
-            for path in ("/model", "/calibrators", "/metrics", "/health/ready", "/v2/models/m.onnx"):
-                client.get(path)
-        assert not heavy_libraries(process)
+    with Service(tmp_path / "data", model=f"onnx:{model}") as service:
+        client = service.client
+        options = {"bounds": BOUNDS, "probabilities": True, "logits": True, "explain": True}
+        rows = bounded(client.post("/calibrate", json={"logits": logits.tolist(), "options": options}))
+        assert rows.shape == (70, CLASSES)
+        query = {"lower": "0.05", "upper": "0.6", "probabilities": "true"}
+        answer = client.post("/predict", params=query, content=npy(images), headers=NPY)
+        assert answer.status_code == 200, answer.text
+        tensors = [{"tensor": one.tolist()} for one in images]
+        bounded(client.post("/predict", json={"inputs": tensors, "options": options}))
+        for path in ("/model", "/calibrators", "/metrics", "/health/ready", "/v2/models/m.onnx"):
+            client.get(path)
+        assert not heavy_libraries(service)

@@ -4,15 +4,13 @@ import contextvars
 import json
 import logging
 import re
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
 
 from boxcal.app.observability import logs
-from tests.app.fitting.service import free_port
-from tests.deploy import processes
+from tests.app.fitting.service import Service
 
 NEW_ID = re.compile(r"[0-9a-f]{16}")
 
@@ -49,19 +47,14 @@ def test_an_invalid_id_is_replaced(http: httpx.Client, given: str) -> None:
 
 def lines_after_one_request(folder: Path, **settings: str) -> list[str]:
     """Serve one request in a process of its own and read its log."""
-    port, log = free_port(), folder / "service.log"
-    environment = {"BOXCAL_PORT": str(port), "BOXCAL_DATA_DIR": str(folder / "data"), "BOXCAL_DEVICE": "cpu"}
-    command = [str(Path(sys.executable).with_name("boxcal")), "serve"]
-    with processes.running(command, log, **environment, **settings) as process:
-        url = f"http://127.0.0.1:{port}"
-        processes.wait_until(lambda: httpx.get(f"{url}/health/ready").is_success, "ready", 200, process)
-        httpx.get(f"{url}/nowhere/%0A", headers={"X-Request-Id": "abc"})
-    return log.read_text().splitlines()
+    with Service(folder, device="cpu", **settings) as service:
+        service.client.get("/nowhere/%0A", headers={"X-Request-Id": "abc"})
+    return service.log().splitlines()
 
 
 def test_json_lines_hold_one_object_per_record_and_request(tmp_path: Path) -> None:
-    settings = {"BOXCAL_LOG_FORMAT": "json", "BOXCAL_LOG_LEVEL": "debug"}
-    records = [json.loads(line) for line in lines_after_one_request(tmp_path, **settings)]
+    lines = lines_after_one_request(tmp_path, log_format="json", log_level="debug")
+    records = [json.loads(line) for line in lines]
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
     assert "uvicorn.error" in {record["logger"] for record in records}
     (one,) = [record for record in records if record.get("request_id") == "abc"]

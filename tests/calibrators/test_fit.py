@@ -181,13 +181,6 @@ def test_auto_tries_large_methods_only_with_samples_enough_for_them() -> None:
     assert offered[0] == {"uncalibrated", "ts", "mix+ts", "ets"}
 
 
-def test_auto_offers_no_parameters_per_class_where_a_class_has_no_sample() -> None:
-    logits, labels = overconfident(2000, 5)
-    offered = candidates(check_validation_set(logits[labels != 2], labels[labels != 2]))
-    assert offered == ["uncalibrated", "ts", "mix+ts", "ets"]
-    assert not any(parse(name).is_per_class for name in offered)
-
-
 def test_auto_offers_regularised_methods_where_classes_are_absent_by_chance() -> None:
     logits, labels = overconfident(400, 100)
     kept = labels != 2

@@ -103,10 +103,6 @@ def test_missing_classes_are_told_and_do_no_harm(missing: list[int], code: str) 
     assert scores(result.calibrator, *test)[0] < scores(None, *test)[0] + 0.1
 
 
-def test_a_named_method_with_parameters_per_class_is_told_that_a_class_is_missing() -> None:
-    assert {"absent_classes", "no_data_for_class"} <= serious(fit("vector", *without([3])))
-
-
 @pytest.mark.parametrize("few", [1, 5])
 def test_auto_fits_nothing_per_class_where_a_class_has_a_handful_of_labels(few: int) -> None:
     """Rows of three classes are missing, not rarer: the test set has as many of them as of the others."""

@@ -16,7 +16,6 @@ from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.mixture import Mixture
-from boxcal.calibrators.maps.stack import component_names
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.scores import ScoreLook, as_logits, two_columns
 from tests.calibrators.samples import softmax
@@ -180,12 +179,6 @@ def test_it_is_better_where_true_classes_have_probability_0(method: str) -> None
     rows, _ = as_logits(later, "probabilities")
     plain, mixed = (fit(name, LOGITS, LABELS) for name in (method, f"mix+{method}"))
     assert nll(mixed.calibrator, rows, truth) < nll(plain.calibrator, rows, truth) - 0.05
-
-
-def test_auto_takes_the_mixture_where_there_are_zeros() -> None:
-    found = fit("auto", LOGITS, LABELS)
-    components = component_names(found.method) or [found.method]
-    assert all(name == "ets" or name.startswith("mix+") for name in components)  # `ets` mixes it in, too
 
 
 def test_a_mixture_that_gains_nothing_leaves_the_logits_as_they_are() -> None:

@@ -130,10 +130,6 @@ def test_an_editable_clone_is_imported_from_every_folder(tmp_path: Path) -> None
         assert str(clone / "boxcal" / "__init__.py") in found
 
 
-def test_the_command_shows_its_help(environment: Path, tmp_path: Path) -> None:
-    assert "serve" in run(environment / "bin" / "boxcal", "--help", cwd=tmp_path)
-
-
 @pytest.fixture
 def service(environment: Path, tmp_path: Path) -> Iterator[str]:
     with processes.service(tmp_path, environment / "bin" / "boxcal") as url:

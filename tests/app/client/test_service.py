@@ -30,19 +30,6 @@ from tests.app.client.both import Ask
 from tests.app.fitting.validation_data import overconfident, validation_npz
 
 
-def test_bounds_by_number_label_and_array(ask: Ask, url: str, digits: Digits) -> None:
-    answer = ask(url, "predict", digits.png(0), upper=0.75, lower={"8": 0.02}, top_k=10, probabilities=True)
-    (prediction,) = answer.predictions
-    assert prediction.probability <= 0.75
-    assert {entry.label: entry.bound for entry in prediction.top}["8"] in ("lower", None)
-    assert prediction.probabilities is not None
-    assert prediction.probabilities[8] >= 0.02
-    upper = [0.5] * 10
-    bounded = ask(url, "predict", digits.png(0), upper=upper, probabilities=True).predictions[0]
-    assert bounded.probabilities is not None
-    assert all(p <= u for p, u in zip(bounded.probabilities, upper, strict=True))
-
-
 def test_images_by_path_and_by_bytes_come_back_in_order(
     ask: Ask, url: str, digits: Digits, tmp_path: Path
 ) -> None:

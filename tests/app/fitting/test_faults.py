@@ -226,6 +226,12 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         assert (done["state"], done["activated"]) == ("succeeded", True), done
         assert any("waiting for the registry" in stage for stage in stages)
         assert client.get("/health/ready").json()["calibrator"] == done["calibrator"]
+        filler = fill(small_disk, 0)
+        for path in ("/calibrators/0/activate", "/calibrators/rollback"):
+            full = client.post(path)
+            assert (full.status_code, full.json()["type"]) == (507, "urn:boxcal:problem:storage-full")
+        filler.unlink()
+        assert client.post("/calibrators/rollback").json()["version"] == 0
 
 
 def test_a_kill_of_each_kind(tmp_path: Path) -> None:

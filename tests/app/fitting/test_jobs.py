@@ -27,7 +27,6 @@ from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
 from tests.app.raising import raises_problem
-from tests.app.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -185,17 +184,6 @@ async def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> Non
         assert {record.state for record in await asyncio.gather(*waiters)} == {FitState.CANCELLED}
         with raises_problem(FitNotFound):
             await opened.jobs.wait("nonesuch", 1)
-
-
-async def test_processes_that_share_a_registry_follow_each_other(tmp_path: Path) -> None:
-    async with refits(tmp_path) as (one, _), refits(tmp_path) as (other, telemetry):
-        fit_id = await submit(one.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
-        seen = [record async for record in other.jobs.watch(fit_id)]
-        assert (seen[-1].state, seen[-1].calibrator) == (FitState.SUCCEEDED, 1)
-        await eventually(lambda: other.activator.active.current.version == 1)
-        assert b'boxcal_calibrator_info{method="ts",version="1"} 1.0' in generate_latest(telemetry.registry)
-        await asyncio.to_thread(other.activator.rollback)
-        await eventually(lambda: one.activator.active.current.version == 0)
 
 
 HOLD = (

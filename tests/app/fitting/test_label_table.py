@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,6 @@ def test_parquet(tmp_path: Path) -> None:
 def test_what_is_no_table_of_labels_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
     with pytest.raises(BoxcalError, match=says):
         converted(tmp_path, body)
-
-
-@pytest.mark.parametrize("place", range(4, 400, 36))
-def test_damaged_parquet_is_refused_or_read(tmp_path: Path, place: int) -> None:
-    body = bytearray(parquet_of({"id": ["a", "b"], "label": [1, 2]}))
-    body[place % len(body)] ^= 0xFF
-    with suppress(BoxcalError, ValueError):
-        assert len(converted(tmp_path, bytes(body))) <= 100
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from boxcal.calibrators import Calibrator, evaluate
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
+from tests.app.fitting.files import LABELS, LOGITS, npy
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_refused_files import BAD
 from tests.app.fitting.validation_data import CONTENT_TYPE, Floats, npz, overconfident, validation_npz
@@ -38,6 +39,10 @@ def multipart(*parts: tuple[str, bytes]) -> dict[str, Any]:
 
 
 FILE = ('name="file"; filename="v.npz"', validation_npz(50))
+GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
+MEMBER = "`method` is a field of the form or a member of the JSON body. The query"
+PARTS = {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}
+BOTH = {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}
 
 
 @pytest.fixture
@@ -76,12 +81,21 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
         (422, "no field `activated`; did you mean", multipart(FILE, ('name="activated"', b"always"))),
         (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
+        (422, f"no query parameter 'method'; {MEMBER}", {"url": "/fit?method=ts", "json": GOOD}),
+        (422, f"'metod'; {MEMBER}", {"url": "/fit?metod=ts", "json": GOOD}),
+        (422, "'wiat'; did you mean 'wait'?", {"url": "/fit?wiat=3", "json": GOOD}),
+        (422, "'version'; did you mean 'versions'?", {"url": "/compare?methods=ts&version=1", "json": GOOD}),
+        (422, "no field `metod`; did you mean 'method'?", {"json": {**GOOD, "metod": "ts"}}),
+        (422, "`sample_weight`", {"json": {**GOOD, "sample_weight": [1]}}),
+        (422, "has a member 'label'; did you mean 'labels'?", {"files": PARTS}),
+        (422, "one part `file`", {"files": BOTH}),
+        (422, "`budget_seconds` = -1", {"json": {**GOOD, "budget_seconds": -1}}),
     ],
 )  # fmt: skip
 def test_a_bad_form_is_a_problem_and_changes_nothing(
     service: Service, status: int, message: str, request_: dict[str, Any]
 ) -> None:
-    response = service.client.post("/fit", **request_)
+    response = service.client.post(**{"url": "/fit", **request_})
     assert (response.status_code, message in response.json()["detail"]) == (status, True), response.text
 
 
@@ -295,6 +309,38 @@ def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path
         assert "upload the validation set again" in events[-1]["error"]
         own.start()
         assert own.client.get(accepted).json() == events[-1]
+
+
+LOGITS_200, LABELS_200 = overconfident(200)
+
+
+def finished(answer: Any, service: Service) -> Any:
+    assert answer.is_success, answer.text
+    fit = answer.json()
+    assert fit["state"] == "succeeded", fit
+    report = service.client.get(f"/calibrators/{fit['calibrator']}/report").json()
+    return fit, report
+
+
+def test_json_and_npy_parts_are_fitted_alike(service: Service) -> None:
+    fields = {"method": "ts", "activate": "never"}
+    from_json = service.client.post(
+        "/fit?wait=200", json={"logits": LOGITS_200.tolist(), "labels": LABELS_200.tolist(), **fields}
+    )
+    files = {"logits": ("l", npy(LOGITS_200)), "labels": ("y", npy(LABELS_200.astype(str)[:, None]))}
+    from_parts = service.client.post("/fit?wait=200", files=files, data=fields)
+    nll = [finished(answer, service)[1]["fit"]["nll"] for answer in (from_json, from_parts)]
+    assert nll[0] == pytest.approx(nll[1], rel=1e-6)
+
+
+def test_scaled_probabilities_are_a_warning_of_the_report(service: Service) -> None:
+    from scipy.special import softmax
+
+    sent = softmax(LOGITS_200.astype(float), axis=1) * 0.993
+    sets = {"probabilities": sent.tolist(), "labels": LABELS_200.tolist()}
+    body = sets | {"method": "ts", "activate": "never"}
+    fit, _ = finished(service.client.post("/fit?wait=200", json=body), service)
+    assert "probabilities_scaled" in [warning["code"] for warning in fit["warnings"]]
 
 
 @pytest.fixture(scope="module")

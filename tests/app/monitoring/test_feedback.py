@@ -84,16 +84,6 @@ def test_logits_of_another_service_need_a_key_and_count_once(client: httpx.Clien
     assert counts(give(client, [item | {"label": 4}])) == {"conflicts": 1}
 
 
-def test_a_damaged_table_is_refused_and_the_next_one_is_read(client: httpx.Client) -> None:
-    headers = {"content-type": "application/vnd.apache.parquet"}
-    refused = client.post("/feedback", content=b"PAR1" * 100, headers=headers)
-    assert refused.status_code == 400
-    assert "no readable .parquet" in refused.json()["detail"]
-    body = f"id,label\n{predicted(client)[0]},1\n"
-    answer = client.post("/feedback", content=body, headers={"content-type": "text/csv"}).json()
-    assert counts(answer) == {"accepted": 1}
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_a_table_of_30_mb_is_read_in_pieces(client: httpx.Client, is_accepted: bool) -> None:

@@ -105,17 +105,6 @@ def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -
     assert evidence(after) == evidence(alone)
 
 
-def test_a_restart_continues_to_the_last_bit(data_dir: Path) -> None:
-    logits, labels = stream(500, 1.5)
-    with client_of(data_dir / "once") as client:
-        expected = evidence(folded(client, play(client, logits, labels, 50)))
-    for start in (0, 250):
-        with client_of(data_dir / "twice") as client:
-            seq = play(client, logits[start : start + 250], labels[start : start + 250], 50)
-            document = folded(client, seq)
-    assert evidence(document) == expected
-
-
 def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> None:
     """Half of the predictions go to each; labels go to the other one."""
     logits, labels = stream(600, 1.5)

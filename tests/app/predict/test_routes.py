@@ -292,18 +292,6 @@ def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) ->
     assert "not in the query" in problem(http.post("/predict?top_k=1", files={"file": file}), 422)
 
 
-def test_a_body_over_the_limit_is_refused_whether_it_says_so_or_not(http: httpx.Client) -> None:
-    limit = 32 * 2**20
-    body = b"x" * (limit + 1)
-    assert f"the limit is {limit:,}" in problem(http.post("/predict", content=body, headers=PNG), 413)
-
-    def stream() -> Any:
-        for start in range(0, len(body), 2**20):
-            yield body[start : start + 2**20]
-
-    assert f"the limit is {limit:,}" in problem(http.post("/predict", content=stream(), headers=PNG), 413)
-
-
 def test_a_request_with_more_samples_than_the_queue_takes_is_refused(http: httpx.Client) -> None:
     body = npy(np.zeros((1025, 1, 8, 8), dtype=np.float32))
     assert "holds 1025 samples; the queue takes at most 1024" in problem(

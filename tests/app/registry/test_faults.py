@@ -150,15 +150,19 @@ def test_a_restarted_server_fails_no_call(
 def test_after_an_outage_nobody_is_given_up_for_having_been_silent(
     registry: Registry, url: str, postgresql: PostgreSQL
 ) -> None:
-    def fall_silent(fit_id: str) -> None:
-        registry.fits.add(fit_id, "ts", ActivatePolicy.NEVER, 7)
+    def fall_silent() -> None:
         with registry.database.write() as connection:
             connection.exec_driver_sql("UPDATE fits SET seen_at = seen_at - interval '2 minutes'")
 
     other = Registry(url, DIGITS, owner="other")
     other.list()
     other.database.availability._steady_from -= 1000
-    fall_silent("before")
+    registry.fits.add("before", "ts", ActivatePolicy.NEVER, 7)
+    assert other.fits.interrupt_abandoned(set()) == 0
+    fall_silent()
+    registry.fits.keep_alive()
+    assert other.fits.interrupt_abandoned(set()) == 0
+    fall_silent()
     assert other.fits.interrupt_abandoned(set()) == 1
     postgresql.stop()
     try:
@@ -166,7 +170,8 @@ def test_after_an_outage_nobody_is_given_up_for_having_been_silent(
             other.list()
     finally:
         postgresql.start()
-    fall_silent("after")
+    registry.fits.add("after", "ts", ActivatePolicy.NEVER, 7)
+    fall_silent()
     other.list()
     assert other.fits.interrupt_abandoned(set()) == 0
     other.close()

@@ -11,7 +11,7 @@ from boxcal.app.cli import main
 from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState, FittedCalibrator
+from boxcal.app.registry.records import BackboneIdentity, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
 from tests.app.raising import raises_problem
@@ -46,29 +46,6 @@ def test_replicas_that_start_together_find_one_database(replicas: list[Registry]
     database = Database(url)
     with database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
-    database.close()
-
-
-def test_a_fit_elsewhere_is_given_up_only_once_it_was_silent(
-    replicas: list[Registry], url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other, _ = replicas
-    monkeypatch.setattr(other.database.availability, "seconds_without_gap", lambda: 61.0)
-    one.fits.add("alive", "ts", ActivatePolicy.NEVER, 7)
-    assert other.fits.interrupt_abandoned({"other"}) == 0
-    database = Database(url)
-    with database.write() as connection:
-        connection.exec_driver_sql(
-            "UPDATE fits SET seen_at = seen_at - interval '2 minutes' WHERE id = 'alive'"
-        )
-    one.fits.keep_alive()
-    assert other.fits.interrupt_abandoned({"other"}) == 0
-    with database.write() as connection:
-        connection.exec_driver_sql(
-            "UPDATE fits SET seen_at = seen_at - interval '2 minutes' WHERE id = 'alive'"
-        )
-    assert other.fits.interrupt_abandoned({"other"}) == 1
-    assert one.fits.get("alive").state is FitState.INTERRUPTED
     database.close()
 
 

@@ -166,11 +166,6 @@ def test_the_value_under_perfect_calibration_is_eces_own_bias() -> None:
     assert judged.perfect["ece_width"].value == pytest.approx(np.mean(fresh), rel=0.1)
 
 
-def test_the_same_seed_gives_the_same_judgement() -> None:
-    scored, _ = sample(WORLDS["capped"], 300, np.random.default_rng(2))
-    assert judge(scored, seed=3).to_dict() == judge(scored, seed=3).to_dict()
-
-
 def test_a_label_of_probability_zero_leaves_nll_without_interval() -> None:
     probabilities = np.array([[1.0, 0.0], [0.5, 0.5], [0.6, 0.4]])
     judged = judge(outcomes(probabilities, [1, 0, 1])).to_dict()

@@ -10,7 +10,7 @@ import torch
 from boxcal.calibrators import fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
-from boxcal.calibrators.errors import InvalidDataError, MissingDataError, UnknownMethodError
+from boxcal.calibrators.errors import InvalidDataError, MissingDataError
 from boxcal.calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
 from boxcal.calibrators.evaluation.report import Report, cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import sentence
@@ -74,19 +74,6 @@ def test_bounds_that_bind_are_counted(report: Report) -> None:
     assert upper["samples"] <= upper["probabilities"]
     assert lower["samples"] <= lower["probabilities"]
     assert lower["mean"] >= 0
-
-
-def test_every_answer_comes_from_a_fit_that_never_saw_it() -> None:
-    """A label that contradicts its logits moves the fits of other folds, never its own answer."""
-    logits, labels = overconfident(60)
-    before = cross_fit("ts", check_validation_set(logits, labels), folds=60)
-    changed = labels.clone()
-    changed[7] = logits[7].argmin()
-    after = cross_fit("ts", check_validation_set(logits, changed), folds=60)
-    alone = np.arange(60) == 7
-    # one sample per fold: the fold of sample 7 is fitted on the 59 others, unchanged
-    assert np.array_equal(before.probabilities[alone], after.probabilities[alone])
-    assert not np.array_equal(before.probabilities[~alone], after.probabilities[~alone])
 
 
 def test_cross_fitted_answers_are_those_of_the_folds_own_fits() -> None:
@@ -162,12 +149,8 @@ def test_methods_that_read_features_are_judged_on_features() -> None:
 
 def test_refusals() -> None:
     logits, labels = overconfident(20)
-    with pytest.raises(UnknownMethodError, match="platt"):
-        cross_fitted_report("platt", logits, labels)
     with pytest.raises(InvalidDataError, match="2 to N = 20 folds, not 1"):
         cross_fit("ts", check_validation_set(logits, labels), folds=1)
-    with pytest.raises(InvalidDataError, match="row 4"):
-        cross_fitted_report("ts", logits, torch.where(torch.arange(20) == 4, 7, labels))
 
 
 FALLS, RISES, OPEN = (-0.0981, -0.1601, -0.0526), (0.0981, 0.0526, 0.1601), (-0.02, -0.0534, 0.0112)

@@ -103,21 +103,6 @@ def test_alarms_are_raised_at_evidence_of_100_and_of_20() -> None:
     assert test.alarms == (True, True)
 
 
-def test_the_state_continues_to_the_last_bit_and_pieces_give_what_the_whole_gives() -> None:
-    random = np.random.default_rng(5)
-    rows = answers(random, 600)
-    labels = drawn(normalised(rows**0.7), random)
-    whole, first = CalibrationTest(10), CalibrationTest(10)
-    expected = whole.update(rows, labels)
-    seen = [first.update(rows[:1], labels[:1]), first.update(rows[1:250], labels[1:250])]
-    second = CalibrationTest(10)
-    second.load_state_dict(first.state_dict())
-    seen += [second.update(rows[250:], labels[250:])]
-    assert np.array_equal(np.concatenate(seen), expected)
-    assert all(np.array_equal(second.state_dict()[name], value) for name, value in whole.state_dict().items())
-    assert second.diagnosis() == whole.diagnosis()
-
-
 def test_each_bettor_is_fair() -> None:
     """Under the law of the answers no bettor's expected ratio exceeds 1, whatever it has learned."""
     random = np.random.default_rng(6)
