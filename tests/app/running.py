@@ -18,6 +18,10 @@ from boxcal.app.state import State
 from boxcal.calibrators.temperature_fast_path import warm_arrays
 from tests.pauses import PAUSES
 
+JSON = {"content-type": "application/json"}
+NPY = {"content-type": "application/x-npy"}
+PNG = {"content-type": "image/png"}
+
 
 @dataclass(frozen=True)
 class Service:

@@ -42,14 +42,6 @@ def test_everything_is_described(document: Document) -> None:
     assert not silent
 
 
-def test_operations_have_names_that_a_generated_client_can_use(document: Document) -> None:
-    names = [operation["operationId"] for _, operation in operations(document)]
-    assert len(set(names)) == len(names)
-    assert all(
-        name.isidentifier() and "__" not in name and not name.endswith(("_get", "_post")) for name in names
-    )
-
-
 def test_the_example_of_every_answer_obeys_its_schema(document: Document) -> None:
     """Swagger UI builds the example from those of the members, which every text has."""
     for name, operation in operations(document):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.app.fitting.files import npy
 from tests.app.fitting.service import Service
-from tests.app.test_server import NPY
+from tests.app.running import NPY
 from tests.models.files import CLASSES, write_onnx
 
 HEAVY = ("libtorch", "sklearn", "matplotlib", "libarrow", "pandas")

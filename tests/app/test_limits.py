@@ -16,10 +16,7 @@ import pytest
 from boxcal.app.http import protocol
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
-from tests.app.running import Service, running
-
-PNG = {"content-type": "image/png"}
-NPY = {"content-type": "application/x-npy"}
+from tests.app.running import PNG, Service, running
 
 
 @pytest.fixture

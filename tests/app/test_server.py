@@ -16,9 +16,7 @@ from boxcal.app.server import FAILED
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
 from tests.app.fitting.service import Service
-
-PNG = {"content-type": "image/png"}
-NPY = {"content-type": "application/x-npy"}
+from tests.app.running import NPY, PNG
 
 
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Digits) -> None:

@@ -13,14 +13,6 @@ from boxcal.calibrators.method import parse
 from tests.calibrators.samples import contaminated
 
 
-def test_the_spec_is_json_for_people() -> None:
-    logits, labels = contaminated(200, 4)
-    spec = json.loads(json.dumps(fit("ts+pb", logits, labels).calibrator.spec))
-    assert spec["method"] == "ts+pb"
-    assert spec["num_classes"] == 4
-    assert set(spec["parameters"]) == {"temperature", "lower", "upper"}
-
-
 def number(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
 

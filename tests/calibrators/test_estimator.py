@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from sklearn.base import clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
@@ -47,17 +46,6 @@ def data(count: int = 300) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     logits = rng.normal(size=(count, 3))
     logits[np.arange(count), labels] += 1.0
     return 4 * logits, labels
-
-
-def test_it_gives_what_fit_gives() -> None:
-    logits, labels = data()
-    estimator = BoxCalibrator(method="ts").fit(logits, CLASSES[labels])
-    expected = fit("ts", logits, labels).calibrator(torch.from_numpy(logits))
-    np.testing.assert_array_equal(estimator.predict_proba(logits), np.asarray(expected))
-    assert list(estimator.classes_) == list(CLASSES)
-    assert set(estimator.predict(logits)) <= set(CLASSES)
-    assert estimator.get_params()["method"] == "ts"
-    assert estimator.result_.nll < 2
 
 
 def test_bounds_hold_and_ties_go_to_the_larger_logit() -> None:

@@ -61,12 +61,6 @@ def test_a_workflow_runs_existing_targets(name: str) -> None:
     assert set(used) <= targets
 
 
-def test_make_help_shows_whole_lines() -> None:
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    line = "Compare the service with six others (inputs: BENCH_SERVING_MODEL, _LABELS, _IMAGES)"
-    assert f"  make bench-serving    {line}\n" in shown
-
-
 def test_an_environment_that_could_not_be_made_is_made_by_the_next_make(tmp_path: Path) -> None:
     """Debian without python3-venv makes an environment without pip, and fails."""
     python = tmp_path / "python"

@@ -49,7 +49,7 @@ def test_every_member_of_a_config_is_one_of_ray_serve() -> None:
 def test_requests_are_answered_as_under_uvicorn_and_outlast_replicas_and_nodes() -> None:
     if os.geteuid() != 0 or not is_installed() or shutil.which("unshare") is None:
         pytest.skip("needs root, PostgreSQL and network namespaces")
-    command = [sys.executable, "-m", "tests.deploy.ray.cluster"]
+    command = [sys.executable, "-m", "tools.ray.cluster"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

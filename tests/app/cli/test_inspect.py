@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.output import UsageError, escape, write_json
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
+from tests.app.cli.conftest import Boxcal
 from tests.models.files import linear, write_onnx
 from tests.models.test_libraries import of_text as text_of_transformers
 from tests.models.test_onnx_exports import of_columns, of_lightgbm, of_scikit_learn, of_text
@@ -85,14 +84,8 @@ def test_an_unknown_kind_of_inputs_is_described(tmp_path: Path) -> None:
     assert "No trial run is known for these inputs: x tensor(float)" in found.notes[0]
 
 
-def test_the_command_prints_a_table(tmp_path: Path) -> None:
-    path = write_onnx(tmp_path / "m.onnx")
-    shown = subprocess.run(
-        [sys.executable, "-c", "from boxcal.app.cli import main; main()", "inspect", str(path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_command_prints_a_table(boxcal: Boxcal, tmp_path: Path) -> None:
+    shown = boxcal("inspect", write_onnx(tmp_path / "m.onnx"))
     assert "tensor(float)" in shown.stdout
     assert '"outputs": "logits"' in shown.stdout
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from boxcal.app.client import FitNotSucceededError, NotFoundError
+from boxcal.app.client import FitNotSucceededError
 from tests.app.client.both import Ask
 from tests.app.client.scripted import FIT, Reply, scripted
 
@@ -74,12 +74,3 @@ def test_a_fit_that_failed_raises_with_its_reason(ask: Ask) -> None:
     ):
         ask(script.url, "wait_for_fit", "f")
     assert caught.value.fit.state == "failed"
-
-
-def test_a_fit_that_does_not_exist(ask: Ask) -> None:
-    missing = Reply(404, {"detail": "no fit 'f'"})
-    with (
-        scripted(fits_f_events=[missing], fits_f=[missing]) as script,
-        pytest.raises(NotFoundError, match="no fit"),
-    ):
-        ask(script.url, "follow", "f")

@@ -71,14 +71,6 @@ def test_images_of_pil_and_pixels_are_those_of_their_files(
             calls.predict(wrong)
 
 
-def test_tensors_are_the_images(ask: Ask, url: str, digits: Digits) -> None:
-    by_tensor = ask(url, "predict_tensors", digits.levels[:4], logits=True, calibrator=0)
-    by_image = ask(url, "predict", *map(digits.png, range(4)), logits=True, calibrator=0)
-    for left, right in zip(by_tensor.predictions, by_image.predictions, strict=True):
-        assert left.index == right.index
-        np.testing.assert_allclose(left.logits, right.logits, atol=1e-4)
-
-
 @pytest.mark.parametrize("upper", [0.3, list(np.linspace(0.3, 0.4, 10))])
 def test_logits_go_as_an_array_or_with_large_options_as_json(
     ask: Ask, url: str, upper: Any, monkeypatch: pytest.MonkeyPatch
@@ -89,18 +81,6 @@ def test_logits_go_as_an_array_or_with_large_options_as_json(
     as_json = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
     assert as_json.predictions == expected.predictions
     assert np.array([p.probabilities for p in expected.predictions]).max() <= np.max(upper)
-
-
-def test_large_options_of_tensors_go_as_json(
-    ask: Ask, url: str, digits: Digits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
-    monkeypatch.setattr(bodies, "LONGEST_QUERY", 0)
-    as_json = ask(url, "predict_tensors", digits.levels[:3], lower={"1": 0.1}, calibrator=0)
-    # On a busy machine the batches are others, and so may the last bits be.
-    assert [one.label for one in as_json.predictions] == [one.label for one in expected.predictions]
-    found, wanted = ([one.probability for one in each.predictions] for each in (as_json, expected))
-    assert found == pytest.approx(wanted, rel=1e-6)
 
 
 def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:

@@ -11,16 +11,15 @@ from prometheus_client import generate_latest
 from boxcal.app.http.problems import CalibratorNotFound, DamagedArtifact, UnusableCalibrator
 from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.activator import KEPT, Activator, check
-from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
+from boxcal.app.registry.records import ActivatePolicy, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.temperature import TemperatureScaling
-from tests.app.fitting.validation_data import overconfident
+from tests.app.fitting.validation_data import DIGITS, overconfident
 from tests.app.raising import raises_problem
 
-DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 LOGITS, LABELS = overconfident()
 
 

@@ -28,10 +28,9 @@ from tests.app.fitting.files import parquet
 from tests.app.fitting.service import Service
 from tests.app.fitting.test_images import archive
 from tests.app.fitting.validation_data import validation_npz
+from tests.app.running import PNG, running
 from tests.app.running import Service as RunningService
-from tests.app.running import running
 
-PNG = {"content-type": "image/png"}
 PAUSE = 0.01
 """Seconds between two predictions, so that the service has time for the fit that is watched."""
 RECORDED = """

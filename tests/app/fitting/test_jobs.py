@@ -22,16 +22,15 @@ from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import FitAlreadyOver, FitNotFound, FitQueueFull
 from boxcal.app.observability.telemetry import Telemetry
-from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitRecord, FitState
+from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.test_images import archive
-from tests.app.fitting.validation_data import CONTENT_TYPE, form, validation_npz
+from tests.app.fitting.validation_data import CONTENT_TYPE, DIGITS, form, validation_npz
 from tests.app.raising import raises_problem
 
 pytestmark = pytest.mark.anyio
 
 SOURCE = BackboneSource("digits", None, None, "cpu", "float32")
-DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 BACKBONE = load_backbone("digits", device="cpu")
 QUICK = validation_npz(200)
 SLOW = validation_npz(5000)

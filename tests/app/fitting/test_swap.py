@@ -10,8 +10,9 @@ import torch
 from boxcal.calibrators import Calibrator
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_isolation import PNG, Load
+from tests.app.fitting.test_isolation import Load
 from tests.app.fitting.validation_data import overconfident, validation_npz
+from tests.app.running import PNG
 from tests.app.waiting import until
 
 SWAPS = 200

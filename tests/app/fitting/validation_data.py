@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from boxcal.app.registry.records import BackboneIdentity
+
 CONTENT_TYPE = "multipart/form-data; boundary=boundary"
+DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 
 Floats = npt.NDArray[Any]
 Labels = npt.NDArray[np.int64]

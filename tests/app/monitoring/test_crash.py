@@ -81,11 +81,7 @@ def run(folder: Path, kills: int, count: int) -> None:
     assert evidence(document) == evidence(expected)
 
 
-def test_one_kill(tmp_path: Path) -> None:
-    run(tmp_path, 1, 1000)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_fifty_kills(tmp_path: Path) -> None:
-    run(tmp_path, 50, 20_000)
+@pytest.mark.parametrize(("kills", "count"), [(1, 1000), pytest.param(50, 20_000, marks=pytest.mark.long)])
+def test_kills_change_no_evidence(tmp_path: Path, kills: int, count: int) -> None:
+    run(tmp_path, kills, count)

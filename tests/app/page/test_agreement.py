@@ -19,7 +19,6 @@ COUNT = 200
 CLASSES = 6
 FEATURES = 8
 QUICK = ("uncalibrated", "ts", "pb", "ts+pb", "ets", "isotonic", "fc", "ta", "nc")
-EVERY = tuple(catalogue())
 
 IN_THE_BROWSER = """async ([path, cases]) => {
   const { boxSoftmax, effectiveBox } = await import(path);
@@ -69,8 +68,12 @@ def feasible(random: np.random.Generator) -> Bounds:
     return Bounds(torch.from_numpy(lower), torch.from_numpy(upper))
 
 
-def check(page: Page, page_url: str, method: str) -> None:
-    """Compare both on `COUNT` rows, each with bounds of its own."""
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in catalogue()],
+)
+def test_the_browser_agrees_with_the_library(page: Page, page_url: str, method: str) -> None:
+    """On `COUNT` rows, each with bounds of its own."""
     calibrator, logits = fitted(method)
     random = np.random.default_rng(11)
     rows = [logits[n : n + 1] for n in range(COUNT)]
@@ -94,14 +97,3 @@ def check(page: Page, page_url: str, method: str) -> None:
     for one, right in zip(found, expected, strict=True):
         assert np.abs(np.array(one["probabilities"]) - right.probabilities[0].numpy()).max() < 1e-9
         assert one["relaxed"] == bool(right.relaxed[0])
-
-
-@pytest.mark.parametrize("method", QUICK)
-def test_the_browser_agrees_with_the_library(page: Page, page_url: str, method: str) -> None:
-    check(page, page_url, method)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", [name for name in EVERY if name not in QUICK])
-def test_the_browser_agrees_with_the_library_for_every_method(page: Page, page_url: str, method: str) -> None:
-    check(page, page_url, method)

@@ -16,17 +16,13 @@ from boxcal.app.http.problems import BodyTooLarge
 from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
 from boxcal.app.predict.bodies import COLLECTION_PAUSE, parse_json
 from boxcal.app.predict.lanes import BatchSizer
-from boxcal.app.schemas.predictions import Answer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
 from tests.app.raising import raises_problem
-from tests.app.running import Service
+from tests.app.running import JSON, NPY, PNG, Service
 from tests.pauses import PAUSES
 from tools.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
 
-JSON = {"content-type": "application/json"}
-NPY = {"content-type": "application/x-npy"}
-PNG = {"content-type": "image/png"}
 RAMP = [float(k) for k in range(10)]
 
 
@@ -213,21 +209,6 @@ def test_inputs_on_which_the_model_overflows_are_no_failure_of_the_service(
     assert "whose value at [1, 0, 3, 4] is 3e+38" in refused.json()["detail"]
     inputs = {"inputs": [{"tensor": sample.tolist()} for sample in values]}
     assert httpx.post(f"{service.url}/predict", json=inputs).status_code == 422
-
-
-def test_what_is_written_is_what_is_defined(http: httpx.Client) -> None:
-    options = {"probabilities": True, "logits": True, "bounds": {"upper": 0.4}}
-    for body in ({"logits": [RAMP], "options": options}, {"logits": [RAMP] * 2000}):
-        document = http.post("/calibrate", content=orjson.dumps(body), headers=JSON).json()
-        parsed = Answer.model_validate(document, strict=False)
-        assert parsed.model_dump(mode="json", exclude_unset=True) == document
-        models = [parsed, parsed.calibrator, *parsed.predictions, *parsed.predictions[0].top]
-        assert not any(model.model_extra for model in models)
-        missing = set(Answer.model_fields) - document.keys()
-        missing |= (
-            set(type(parsed.predictions[0].top[0]).model_fields) - document["predictions"][0]["top"][0].keys()
-        )
-        assert not missing
 
 
 def test_one_stall_teaches_little_and_is_forgotten() -> None:

@@ -14,13 +14,10 @@ import pytest
 
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
-from tests.app.running import Service
+from tests.app.running import NPY, PNG, Service
 from tests.app.waiting import eventually
 
 pytestmark = pytest.mark.anyio
-
-PNG = {"content-type": "image/png"}
-NPY = {"content-type": "application/x-npy"}
 
 
 def busy_work(samples: int) -> dict[str, Any]:

@@ -12,10 +12,8 @@ import pytest
 
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
+from tests.app.running import JSON, NPY, PNG
 
-JSON = {"content-type": "application/json"}
-NPY = {"content-type": "application/x-npy"}
-PNG = {"content-type": "image/png"}
 RAMP = [float(k) for k in range(10)]
 
 
@@ -100,15 +98,6 @@ def test_base64_as_programs_write_it(http: httpx.Client, digits: Digits, written
             "data"
         ]
         assert label == expected[0]["label"]
-
-
-def test_logits_that_were_asked_for_calibrate_to_the_same_answer(http: httpx.Client, digits: Digits) -> None:
-    options = {"logits": True, "probabilities": True, "bounds": {"upper": {"3": 0.2}}}
-    image = {"image": base64.b64encode(digits.png(3)).decode()}
-    first = http.post("/predict", json={"inputs": [image], "options": options}).json()["predictions"][0]
-    again = http.post("/calibrate", json={"logits": [first["logits"]], "options": options}).json()
-    assert again["predictions"][0]["top"] == first["top"]
-    assert again["predictions"][0]["probabilities"] == first["probabilities"]
 
 
 def test_numbers_come_back_as_npy_where_that_is_accepted(http: httpx.Client) -> None:

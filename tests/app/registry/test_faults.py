@@ -21,12 +21,12 @@ import pytest
 
 from boxcal.app.http.problems import RegistryUnavailable
 from boxcal.app.registry.database import CONNECTIONS
-from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FitState, FittedCalibrator
+from boxcal.app.registry.records import ActivatePolicy, Decision, FitState, FittedCalibrator
 from boxcal.app.registry.store import Registry
+from tests.app.fitting.validation_data import DIGITS
 from tests.app.registry.pgbouncer import pgbouncer
 from tests.app.registry.postgresql import PostgreSQL
 
-DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 FITTED = FittedCalibrator("ts", b"bytes", {"method": "ts"}, {"warnings": []}, b"<svg/>", b"png", 7)
 
 REPLICA = """

@@ -17,7 +17,8 @@ from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, FitState
 from boxcal.app.registry.storage import FILE_NAME, CalibratorCopy
-from tests.app.fitting.test_jobs import DIGITS, QUICK, SLOW, ended, submit, until
+from tests.app.fitting.test_jobs import QUICK, SLOW, ended, submit, until
+from tests.app.fitting.validation_data import DIGITS
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.registry.test_replicas import replica

@@ -11,14 +11,11 @@ from boxcal.app.cli import main
 from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import Database
 from boxcal.app.registry.migrations import HEAD
-from boxcal.app.registry.records import BackboneIdentity, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import metadata
+from tests.app.fitting.validation_data import DIGITS
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL
-
-DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
-FITTED = FittedCalibrator("ts", b"\x00\xff", {"method": "ts"}, {"warnings": []}, b"<svg/>", b"png", 7)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,8 @@ from boxcal.app.registry.storage import SharedArtifacts, SharedDirectory, Shared
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator
 from tests.app.fitting.service import Service
-from tests.app.fitting.test_jobs import BACKBONE, DIGITS, QUICK, SLOW, SOURCE, ended, submit, until
+from tests.app.fitting.test_jobs import BACKBONE, QUICK, SLOW, SOURCE, ended, submit, until
+from tests.app.fitting.validation_data import DIGITS
 from tests.app.raising import raises_problem
 from tests.app.waiting import eventually
 

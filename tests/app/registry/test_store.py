@@ -33,9 +33,9 @@ from boxcal.app.registry.records import (
     Reason,
 )
 from boxcal.app.registry.store import Registry
+from tests.app.fitting.validation_data import DIGITS
 from tests.app.raising import raises_problem
 
-DIGITS = BackboneIdentity("digits", "ab" * 32, tuple("0123456789"))
 OTHERS = [
     BackboneIdentity("vit", "ab" * 32, tuple("0123456789")),
     BackboneIdentity("digits", "cd" * 32, tuple("0123456789")),

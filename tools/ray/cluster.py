@@ -1,6 +1,6 @@
 """Ray Serve on two nodes in a network namespace that has the loopback alone.
 
-`python -m tests.deploy.ray.cluster [routes] [kill] [lose]` prints a row for each event. The nodes run in the
+`python -m tools.ray.cluster [routes] [kill] [lose]` prints a row for each event. The nodes run in the
 environment of `make ray`. Needs root, PostgreSQL, `unshare` and `ip`. Requests are calibrations of one row of
 10 logits, 60 a second, through HAProxy on the first node.
 """
@@ -25,9 +25,9 @@ from boxcal.app.registry.maintenance import migrate
 from tests.app.fitting.service import Service
 from tests.app.registry.postgresql import PostgreSQL
 from tests.app.steady_load import SteadyLoad
-from tests.deploy.ray.routes import compare
+from tools.ray.routes import compare
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "deploy" / "ray" / "serve.yaml"
 INSIDE = "INSIDE_NAMESPACE"
 NAMESPACE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -53,7 +53,7 @@ class RayCluster:
     def __init__(self, python: str, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
         self._process = subprocess.Popen(
-            [python, "-m", "tests.deploy.ray.nodes", str(CORES)],
+            [python, "-m", "tools.ray.nodes", str(CORES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -202,7 +202,7 @@ def postgresql() -> Iterator[tuple[PostgreSQL, Path]]:
 def main(parts: Sequence[str]) -> None:
     """Run the parts in a network namespace of their own, and print a row for each event."""
     if INSIDE not in os.environ:
-        again = [sys.executable, "-m", "tests.deploy.ray.cluster", *parts]
+        again = [sys.executable, "-m", "tools.ray.cluster", *parts]
         shell = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", *again]
         done = subprocess.run([*NAMESPACE, *shell], env={**os.environ, INSIDE: "1"}, check=False)
         sys.exit(done.returncode)
