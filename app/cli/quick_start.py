@@ -16,7 +16,8 @@ SETTINGS = (
 )
 NOTICE = (
     "boxcal: compiling the solver for this processor in the background, which takes some 20 seconds of the "
-    "first start; a request with bounds waits for it; 'python -m boxcal.calibrators.warm' does it before"
+    "first start, and then what fits call, which takes a minute or two; a request with bounds waits for the "
+    "solver; 'python -m boxcal.calibrators.warm' compiles all before"
 )
 
 

@@ -1,7 +1,8 @@
 """Compiles the solver on a first start, beside the service; requests that need it wait until it is loaded.
 
 Another process of low priority compiles, and this one loads what that has left on disk: a compiler in this
-process would hold the interpreter, and so the event loop, for most of its 20 seconds.
+process would hold the interpreter, and so the event loop, for most of its 20 seconds. After it, one more
+compiles what fits and the monitor call, so that the first fit need not.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from boxcal.app.predict.answers import CalibrationRequest
 from boxcal.calibrators.temperature_fast_path import solver_can_be_kept, solver_is_kept, warm_arrays
 
-MODULE = "boxcal.calibrators.temperature_fast_path"
+MODULE, OTHER_LOOPS = "boxcal.calibrators.temperature_fast_path", "boxcal.calibrators.warm"
 TURN_SECONDS = 0.05
 NICENESS = 5
 
@@ -47,29 +48,42 @@ class Solver:
             await asyncio.to_thread(warm_arrays)
             yield
             return
-        self._loading = asyncio.create_task(_load(), name="solver")
+        can_be_kept = await asyncio.to_thread(solver_can_be_kept)
+        self._loading = asyncio.create_task(_load(can_be_kept=can_be_kept), name="solver")
+        tasks = [self._loading]
+        if can_be_kept:
+            tasks.append(asyncio.create_task(self._compile_others(), name="other loops"))
         try:
             yield
         finally:
-            self._loading.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._loading
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _compile_others(self) -> None:
+        await self.wait()
+        await _compile(OTHER_LOOPS)
 
 
-async def _load() -> None:
-    if await asyncio.to_thread(solver_can_be_kept):
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        child = subprocess.Popen(  # noqa: ASYNC220, S603 - this interpreter and a module of this package
-            [sys.executable, "-P", "-m", MODULE],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        try:
-            lower_thread_priority(child.pid)
-            await asyncio.to_thread(child.wait)
-        finally:
-            child.kill()
+async def _compile(module: str) -> None:
+    """Run a module that compiles loops and leaves them on disk, in a process of low priority."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    child = subprocess.Popen(  # noqa: ASYNC220, S603 - this interpreter and a module of this package
+        [sys.executable, "-P", "-m", module],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        lower_thread_priority(child.pid)
+        await asyncio.to_thread(child.wait)
+    finally:
+        child.kill()
+
+
+async def _load(*, can_be_kept: bool) -> None:
+    if can_be_kept:
+        await _compile(MODULE)
     # Loads it in milliseconds; compiles it where nothing could be kept. The end of the service does not wait.
     thread = threading.Thread(target=_compile_here, name="solver", daemon=True)
     thread.start()
