@@ -29,10 +29,9 @@ from boxcal.app.observability.event_loop import watched
 from boxcal.app.observability.stats import Collects, Stats, keep_reading
 from boxcal.app.observability.supervised_task import FreeMemory, background
 from boxcal.app.observability.telemetry import MetricsOfModels, Telemetry
-from boxcal.app.predict.build import open_pipeline
 from boxcal.app.predict.device import Device, Turns
 from boxcal.app.predict.options import BoundsOption
-from boxcal.app.predict.pipeline import Pipeline
+from boxcal.app.predict.pipeline import Pipeline, open_pipeline
 from boxcal.app.predict.solver import Solver
 from boxcal.app.protocols.v2.inference import Models
 from boxcal.app.registry.activator import Activator, ActiveCalibrator

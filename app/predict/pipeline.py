@@ -8,9 +8,11 @@ Only rows so few that a change of thread would cost more are computed on the eve
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -32,16 +34,21 @@ from boxcal.app.predict.answers import (
     Rows,
     Scoring,
     calibrate,
+    calibrate_batch,
     check_reads_logits,
     is_quick,
     shifted,
 )
 from boxcal.app.predict.batcher import Batcher
+from boxcal.app.predict.device import Turns
 from boxcal.app.predict.inputs import InputDecoder, Inputs
+from boxcal.app.predict.lanes import BatchSizer
 from boxcal.app.predict.options import BoundsOption, Labels, Options, RequestBounds, check_bounds
-from boxcal.app.predict.solver import Solver
+from boxcal.app.predict.solver import Solver, lower_thread_priority
 from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.settings import limits
+from boxcal.app.settings.service import Settings
+from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.texts import TextInputs
 
 INLINE_NUMBERS = 16_384
@@ -248,3 +255,63 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T:
             return await work
     except TimeoutError:
         raise DeadlineExceeded("The request's timeout passed before its work was done.") from None
+
+
+@asynccontextmanager
+async def open_pipeline(
+    settings: Settings,
+    backbone: Backbone,
+    activator: Activator,
+    telemetry: Telemetry,
+    *,
+    keep: Callable[[int, NDArray[np.float64]], Sequence[str]],
+    adjusted: Callable[[ServedCalibrator], Awaitable[ServedCalibrator]],
+    solver: Solver,
+    name: str,
+    bounds: BoundsOption | None = None,
+    turns: Turns | None = None,
+) -> AsyncIterator[Pipeline]:
+    """Start the threads of the predict path, make one prediction to warm up, and stop them at the end."""
+    labels = Labels(backbone.labels)
+    checked = check_bounds(bounds, labels)
+    scoring = Scoring(backbone)
+    batcher: Batcher[CalibrationRequest, Rows] = Batcher(
+        scoring,
+        calibrate_batch,
+        batch_sizer=BatchSizer(settings.max_batch_size, limits.BATCH_SECONDS, backbone.passes),
+        max_queue_samples=limits.MAX_QUEUE_SAMPLES,
+        on_batch=telemetry.batch,
+        on_thread=lower_thread_priority,
+        turns=turns,
+    )
+    telemetry.watch_queue(lambda: batcher.held)
+    telemetry.watch_device(lambda: batcher.device_seconds)
+    is_on_cpu = backbone.device == "cpu"
+    # Decoding for a GPU may use every core; on a CPU the passes need them.
+    threads = 2 if is_on_cpu else max(2, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="decode", initializer=lower_thread_priority) as pool:
+        decoder = InputDecoder(
+            backbone.inputs, pool, threads=threads, max_pixels=limits.MAX_PIXELS, in_lanes=is_on_cpu
+        )
+        pipeline = Pipeline(
+            name, labels, decoder, batcher, scoring, activator, telemetry, keep, adjusted, solver, checked
+        )
+        try:
+            await asyncio.to_thread(warm, backbone, activator.active.current, settings.max_batch_size)
+            yield pipeline
+        finally:
+            await asyncio.to_thread(batcher.close)
+
+
+def warm(backbone: Backbone, served: ServedCalibrator, max_batch_size: int) -> None:
+    """Run once what is slow the first time: the backbone, and the active calibrator."""
+    sizes = [1]
+    if backbone.device != "cpu":  # a GPU prepares for every new size; batches come in any
+        sizes += [2**power for power in range(1, max_batch_size.bit_length())]
+    backbone.warm_up(sizes)
+    scores = np.zeros((1, backbone.num_classes), np.float32)
+    if backbone.inputs.kind != "none":
+        scoring = Scoring(backbone)
+        with scoring.requested_by(served):
+            scores = scoring(backbone.inputs.blank(1), True)
+    calibrate(scores.astype(np.float64), CalibrationRequest(served, None))
