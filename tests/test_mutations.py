@@ -231,7 +231,7 @@ MUTATIONS = [
         STACKS,
     ),
     Mutation(STACK, "+ p[FLOOR] / self.num_classes", "+ 0.0", STACKS),
-    Mutation(MIXTURE, "scores / p[TEMPERATURE]", "scores", SCORES),
+    Mutation(MIXTURE, "with_uniform(scores / p[TEMPERATURE]", "with_uniform(scores", SCORES),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(
@@ -264,6 +264,12 @@ def outcome(folder: Path, tests: str) -> int:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False).returncode
 
 
+def test_each_mutation_names_one_line_and_a_test() -> None:
+    for one in MUTATIONS:
+        assert (ROOT / one.file).read_text().count(one.before) == 1, f"{one.before!r} in {one.file}"
+        assert (ROOT / one.tests.split("::")[0]).exists(), one.tests
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_no_mutation_of_a_promise_survives(tmp_path: Path) -> None:
@@ -274,7 +280,6 @@ def test_no_mutation_of_a_promise_survives(tmp_path: Path) -> None:
     for one in MUTATIONS:
         file = folder / one.file
         original = file.read_text()
-        assert original.count(one.before) == 1, f"{one.before!r} is not once in {one.file}"
         file.write_text(original.replace(one.before, one.after))
         status = outcome(folder, one.tests)
         file.write_text(original)
