@@ -98,7 +98,7 @@ def _by_temperature(logits: Array, by_logits: Array, inverse: float) -> float:
     return -total * inverse
 
 
-@inner(makes_arrays=True)
+@inner()
 def _rows(part: int, parts: int, arguments: tuple[Any, ...]) -> None:
     """Fill the gradients of this part of the rows."""
     upstream, probabilities, side, held, logits, inverse = arguments[:6]

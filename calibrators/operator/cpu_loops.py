@@ -378,7 +378,7 @@ def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     return solve_exactly(row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, answer, marks)
 
 
-@inner(makes_arrays=True)
+@inner()
 def _rows(part: int, parts: int, arguments: tuple[Any, ...]) -> None:
     """Solve this part of the rows; note the first that is refused, or -1."""
     logits, lower, upper, inverse, tolerance, probabilities, side, held, refused = arguments
