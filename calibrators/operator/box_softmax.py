@@ -1,6 +1,7 @@
 """The box-constrained softmax: the last step of every calibrator, from logits and bounds to probabilities."""
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from boxcal.calibrators.operator.op import refuse_forward_mode, solve_rows
 from boxcal.calibrators.operator.torch_solver import solve
 
 HALF = (torch.float16, torch.bfloat16)
+NUMBERS = float, int
 ROUNDING = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
@@ -75,15 +77,14 @@ def box_constrained_softmax(
     """
     plain = _plain_bounds(logits, lower, upper, temperature, dim)
     if plain is not None:
-        from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when first needed
-
         low, high = plain[:2]  # as two tensors, or as two numbers
-        if torch.is_grad_enabled() and (
-            logits.requires_grad or (isinstance(low, Tensor) and (low.requires_grad or high.requires_grad))
-        ):
-            differentiable: Tensor = cpu_kernel.DifferentiableRows.apply(logits, *plain)
-            return differentiable
-        return cpu_kernel.forward_plain(logits, *plain)
+        differentiable = torch.is_grad_enabled() and (
+            logits.requires_grad or (type(low) not in NUMBERS and (low.requires_grad or high.requires_grad))
+        )
+        kernel = _cpu_kernel()
+        solve_plain = kernel.DifferentiableRows.apply if differentiable else kernel.forward_plain
+        answer: Tensor = solve_plain(logits, *plain)
+        return answer
     refuse_forward_mode(logits, lower, upper, temperature)
     shape, device = logits.shape, logits.device
     if not logits.is_floating_point():
@@ -115,43 +116,48 @@ def box_constrained_softmax(
     return probabilities.to(dtype).reshape(flat.shape).movedim(-1, dim)
 
 
+@cache
+def _cpu_kernel() -> Any:
+    from boxcal.calibrators.operator import cpu_kernel  # noqa: PLC0415 - numba loads when first needed
+
+    return cpu_kernel
+
+
 def _plain_bounds(
     logits: Tensor,
     lower: float | Tensor | None,
     upper: float | Tensor | None,
     temperature: float | Tensor,
     dim: int,
-) -> tuple[Any, Any, float, float] | None:
+) -> tuple[Any, Any, Any, float] | None:
     """Bounds, temperature and tolerance for the CPU engine's shortcut, or None where it does not apply.
 
     It is for rows on the CPU that need no reshaping and no dispatcher.
     """
+    shape, dtype = logits.shape, logits.dtype
     if (
         not is_plain(logits)
-        or logits.ndim != 2
+        or len(shape) != 2
+        or 0 in shape
         or dim not in (-1, 1)
-        or logits.dtype not in ROUNDING
+        or dtype not in ROUNDING
         or not logits.is_cpu
-        or not logits.numel()
-        or isinstance(temperature, Tensor)
+        or type(temperature) not in NUMBERS
         or not 0.0 < temperature < math.inf
     ):
         return None
-    shape, classes = logits.shape, logits.shape[1]
-    low, high = 0.0 if lower is None else lower, 1.0 if upper is None else upper
-    if isinstance(low, Tensor) or isinstance(high, Tensor):
+    classes, low, high = shape[1], 0.0 if lower is None else lower, 1.0 if upper is None else upper
+    if type(low) not in NUMBERS or type(high) not in NUMBERS:
         rows = []
         for value in (low, high):
             if not isinstance(value, Tensor):
-                rows.append(torch.full((1, classes), value, dtype=logits.dtype))
-            elif value.dtype is logits.dtype and (
-                value.shape == shape or value.shape in ((classes,), (1, classes))
-            ):
+                rows.append(torch.full((1, classes), value, dtype=dtype))
+            elif value.dtype is dtype and value.shape in (shape, (1, classes), (classes,)):
                 rows.append(value if value.ndim == 2 else value[None])
             else:
                 return None
         low, high = rows
-    return low, high, temperature, constants.sum_tolerance(classes, ROUNDING[logits.dtype])
+    return low, high, temperature, constants.sum_tolerance(classes, ROUNDING[dtype])
 
 
 def _rounding(value: float | Tensor | None, dtype: torch.dtype) -> torch.dtype:

@@ -53,9 +53,8 @@ def _wide(_context: Any) -> tuple[Any, Any]:
     """Let LLVM use vectors of 512 bits here, of which it makes halves for the sake of older processors."""
 
     def generate(context: Any, builder: Any, _s: Any, _args: Any) -> Any:
-        set.add(
-            builder.function.attributes, '"prefer-vector-width"="512"'
-        )  # llvmlite knows none with a value
+        # llvmlite's own method refuses attributes that have a value.
+        set.add(builder.function.attributes, '"prefer-vector-width"="512"')
         return context.get_dummy_value()
 
     return types.none(), generate

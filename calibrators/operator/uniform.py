@@ -58,12 +58,7 @@ class SortedRows:
     ascending. `label_scores`: float64 ndarray of shape (N,), the label's logit of each row less the largest.
     """
 
-    def __init__(
-        self,
-        logits: Any,
-        labels: Any,
-        weights: Floats | None = None,
-    ) -> None:
+    def __init__(self, logits: Any, labels: Any, weights: Floats | None = None) -> None:
         given, indices = (
             array.detach().cpu().double().numpy() if hasattr(array, "detach") else array
             for array in (logits, labels)
