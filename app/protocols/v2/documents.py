@@ -25,7 +25,7 @@ REPEATED = 4096
 def parsed_size(body: bytes | memoryview, length: str) -> int:
     """Return how many bytes of a request are parsed, and not only viewed as numbers."""
     head = len(body) if isinstance(body, bytes) else int(length)
-    if len(body) > COPIED or head > QUICK_BYTES or b"BYTES" in bytes(body[:head]):
+    if not QUICK_BYTES < len(body) <= COPIED or head > QUICK_BYTES or b"BYTES" in bytes(body[:head]):
         return len(body)
     return head
 

@@ -135,6 +135,7 @@ class Models:
     async def infer(self, asked: InferenceRequest) -> Answered:
         began = time.perf_counter_ns()
         try:
+            wanted = _wanted(asked)
             answer = await self._answer(asked)
         except BaseException:
             self.counts[asked.model, "fail"] += 1
@@ -142,7 +143,6 @@ class Models:
         self.counts[asked.model, "success"] += 1
         self.counts[asked.model, "samples"] += len(answer.rows)
         self.counts[asked.model, "ns"] += time.perf_counter_ns() - began
-        wanted = self._wanted(asked)
         outputs = await self._pipeline.computed(
             max(answer.rows.probabilities.size, NUMBERS_PER_ROW * len(answer.rows)),
             lambda: [(name, _output(answer, name, top)) for name, top in wanted],
@@ -150,34 +150,20 @@ class Models:
         relaxed = bool(answer.rows.relaxed.any())
         return Answered(asked.model, str(answer.served.version), outputs, relaxed)
 
-    def _wanted(self, asked: InferenceRequest) -> Sequence[tuple[str, int]]:
-        seen: set[str] = set()
-        for name, _ in asked.outputs:
-            if name in seen:
-                raise InvalidParameter(f"The request has two outputs {name!r:.100}; it may name each once.")
-            seen.add(name)
-            if name not in OUTPUTS:
-                raise InvalidParameter(
-                    f"There is no output {name!r:.100}{hint(name, OUTPUTS)}; the outputs are "
-                    f"{', '.join(OUTPUTS)}."
-                )
-        return asked.outputs or [(name, 0) for name in DEFAULT_OUTPUTS]
-
     async def _answer(self, asked: InferenceRequest) -> CalibratedAnswer:
-        self._wanted(asked)
         document = _options(asked)
-        given = {name: array for name, array in asked.inputs.items() if name not in SIDES}
+        bounds = {side: asked.inputs[side] for side in SIDES if side in asked.inputs}
+        given = {name: array for name, array in asked.inputs.items() if name not in bounds}
         rows = _rows(given)
-        listed = rows * sum(min(top, self._backbone.num_classes) for _, top in asked.outputs)
+        listed = rows * sum([min(top, self._backbone.num_classes) for _, top in asked.outputs if top])
         if listed * LISTED_BYTES > self._pipeline.memory.limit:
             raise RequestTooLarge(
                 f"`classification` lists {listed:,} classes, which need about {listed * LISTED_BYTES:,} "
                 f"bytes; the limit is {self._pipeline.memory.limit:,}."
             )
-        bounds = {side: asked.inputs[side] for side in SIDES if side in asked.inputs}
-        per_row = _bounds(bounds, document, rows, self._backbone.num_classes)
+        per_row = _bounds(bounds, document, rows, self._backbone.num_classes) if bounds else None
         if per_row is None:
-            return await self._run(asked.model, given, request_options.from_json(document or None))
+            return await self._run(asked.model, rows, given, request_options.from_json(document or None))
         if rows > MOST_BOUNDED_ROWS or rows * self._backbone.num_classes > MOST_BOUNDED_NUMBERS:
             raise InvalidBounds(
                 f"The request has bounds for each of {rows:,} rows of {self._backbone.num_classes:,} "
@@ -190,6 +176,7 @@ class Models:
         runs = (
             self._run(
                 asked.model,
+                1,
                 {name: array[row : row + 1] for name, array in given.items()},
                 request_options.from_json({**document, "bounds": one}),
             )
@@ -202,8 +189,10 @@ class Models:
         first = answers[0]
         return CalibratedAnswer(first.model, first.labels, first.served, joined, first.options, first.seconds)
 
-    async def _run(self, model: str, given: Mapping[str, Array], options: Options) -> CalibratedAnswer:
-        pipeline, rows = self._pipeline, _rows(given)
+    async def _run(
+        self, model: str, rows: int, given: Mapping[str, Array], options: Options
+    ) -> CalibratedAnswer:
+        pipeline = self._pipeline
         with pipeline.memory_for(rows, options, as_json=False):
             if model.endswith(CALIBRATOR):
                 classes = self._backbone.num_classes
@@ -243,6 +232,20 @@ class Models:
                 for row in range(_rows(given))
             ]
         raise InvalidInput(_unknown(given, [one for one in inputs.members if one != "cells"]))
+
+
+def _wanted(asked: InferenceRequest) -> Sequence[tuple[str, int]]:
+    seen: set[str] = set()
+    for name, _ in asked.outputs:
+        if name in seen:
+            raise InvalidParameter(f"The request has two outputs {name!r:.100}; it may name each once.")
+        seen.add(name)
+        if name not in OUTPUTS:
+            raise InvalidParameter(
+                f"There is no output {name!r:.100}{hint(name, OUTPUTS)}; the outputs are "
+                f"{', '.join(OUTPUTS)}."
+            )
+    return asked.outputs or [(name, 0) for name in DEFAULT_OUTPUTS]
 
 
 def _options(asked: InferenceRequest) -> dict[str, Any]:

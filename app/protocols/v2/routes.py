@@ -36,6 +36,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.bodies import (
     COPIED,
+    QUICK_BYTES,
     header,
     read_json,
     read_tensors,
@@ -192,7 +193,7 @@ async def infer(request: DirectRequest) -> None:
     # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
     answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
-    if size <= COPIED and all_binary(answered, head):
+    if QUICK_BYTES < size <= COPIED and all_binary(answered, head):
         size = 0
     content, header_length = await unblocked(size, write_response, answered, head)
     headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
