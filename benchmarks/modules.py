@@ -55,10 +55,11 @@ def _importing(frame: FrameType | None) -> bool:
 
 def trace_process(path: str) -> None:
     """Trace all of this process, and append the module of each function to a file."""
+    # Opened now: the process that reads uploads soon may open nothing.
+    file = Path(path).open("a", buffering=1)  # noqa: SIM115 - until the process ends
 
     def found(module: str) -> None:
-        with Path(path).open("a") as file:
-            file.write(f"{module}\n")
+        file.write(f"{module}\n")
 
     trace = Trace(found)
     trace.install()
