@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from boxcal.app.protocols.grpc.admission import close_connections, measured
+from boxcal.app.protocols.grpc.admission import Copies, close_connections, measured
 from tests.app.access.test_event_streams import FEW
 from tests.app.fitting.service import Service, free_port
 from tests.app.waiting import until
@@ -248,6 +249,50 @@ def test_answers_that_a_client_does_not_read_are_limited(address: str) -> None:
         assert "has not read 121,60" in calls[4].details()
         assert is_healthy(address)
     assert len(inferred(address, LARGE).raw_output_contents[0]) == 30_400_000
+
+
+@pytest.mark.parametrize(("size", "most"), [(30 * MIB, 1), (MIB // 2, 2), (2**16, 12)])
+def test_messages_are_copied_in_turns_of_the_event_loop(size: int, most: int) -> None:
+    async def copied_by_turn() -> list[int]:
+        copies, loop = Copies(), asyncio.get_running_loop()
+        arrived, counts, cancelled = loop.create_future(), [0], loop.create_future()
+
+        def next_turn() -> None:
+            counts.append(0)
+            loop.call_soon(next_turn)
+
+        async def message() -> bytes:
+            await arrived
+            counts[-1] += 1
+            return bytes(size)
+
+        async def never() -> None:
+            try:
+                await cancelled
+            except asyncio.CancelledError:
+                counts[0] = -1
+                raise
+
+        async def answered() -> None:
+            await arrived
+            await copies.turn(size)
+            counts[-1] += 1
+
+        loop.call_soon(next_turn)
+        readings = never(), *(message() for _ in range(6))
+        calls = [asyncio.create_task(copies.received(one)) for one in readings]
+        calls += [asyncio.create_task(answered()) for _ in range(6)]
+        await asyncio.sleep(0)
+        arrived.set_result(None)
+        calls[0].cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert calls[0].cancelled()
+        return counts
+
+    counts = asyncio.run(copied_by_turn())
+    assert counts[0] == -1
+    assert sum(counts[1:]) == 12
+    assert max(counts) == most
 
 
 def without_window(path: str, calls: int) -> bytes:
