@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,33 @@ def test_silent_connections_leave_descriptors_for_health_checks(service: Service
         assert psutil.Process(service.process.pid).num_fds() < 400
         time.sleep(6)  # they must send the first bytes of HTTP/2 within 5 s
         assert is_healthy(address)
+
+
+def test_an_address_leaves_half_of_the_connections_to_others(tmp_path: Path) -> None:
+    port = free_port()
+    few = f"{FEW}\nfrom boxcal.app.protocols.grpc import server; server.descriptor_limit = lambda: 80"
+
+    def is_open(line: socket.socket) -> bool:
+        line.setblocking(False)
+        with suppress(BlockingIOError):
+            while line.recv(4096):
+                pass
+            return False
+        return True
+
+    with (
+        Service(tmp_path, prelude=few, model="logits:10", grpc_port=str(port)) as service,
+        ExitStack() as stack,
+    ):
+        lines = []
+        for n in range(15):
+            source = ("127.0.0.2" if n == 14 else "127.0.0.1", 0)
+            line = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=source)
+            lines.append(stack.enter_context(line))
+            line.sendall(without_window(INFERENCE, 0))
+        time.sleep(3)
+        assert [sum(map(is_open, lines[:14])), is_open(lines[14])] == [10, True]
+        assert "gRPC: closed 4 connections of 127.0.0.1, beyond its share of 10" in service.log()
 
 
 @pytest.mark.parametrize("method", [INFERENCE, CHECK, REFLECTION])

@@ -13,7 +13,7 @@ import os
 import socket
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from http import HTTPStatus
@@ -77,6 +77,8 @@ WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
 QUICK_COPY, COPIED_AT_ONCE = 2**16, 2**20
 """Bytes of a message that gRPC copies on the event loop without being counted, and of those that are, after
 which the next waits for the next iteration of the loop: 30 MiB take 10 ms."""
+SHARES_SECONDS = 1.0
+"""Time between two looks at the connections of each address."""
 READ_BYTES = 2**20
 """A client reads so many bytes of an answer a second, beyond the first `STALL_SECONDS`."""
 
@@ -313,12 +315,44 @@ class Readers:
 
 
 def close_connections(peers: Collection[str]) -> None:
-    """Close the connections of peers such as `ipv4:127.0.0.1:50000`; gRPC then ends their calls.
-
-    Their sockets are found among the open files. A duplicate of a descriptor names the same connection, also
-    where gRPC closes its own meanwhile.
-    """
+    """Close the connections of peers such as `ipv4:127.0.0.1:50000`; gRPC then ends their calls."""
     addresses = {host_and_port(peer) for peer in peers}
+    for one in _connections():
+        if _address(one) in addresses:
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def close_beyond(share: int, port: int) -> Counter[str]:
+    """Close what an address has opened to a port beyond its share of the connections; return how many."""
+    held, closed = Counter[str](), Counter[str]()
+    for one in _connections():
+        if one.getsockname()[1] == port:
+            host = _address(one)[0]
+            held[host] += 1
+            if held[host] > share:
+                one.shutdown(socket.SHUT_RDWR)
+                closed[host] += 1
+    return closed
+
+
+async def keep_shares(most: int, port: int) -> None:
+    """Leave half of the connections that gRPC takes to other addresses, for which it has no option."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(SHARES_SECONDS)
+        if len(os.listdir("/dev/fd")) <= most // 2:  # noqa: PTH208 - names alone
+            continue
+        for host, count in (await loop.run_in_executor(None, close_beyond, most // 2, port)).items():
+            logger.warning(
+                "gRPC: closed %d connections of %s, beyond its share of %d", count, host, most // 2
+            )
+
+
+def _connections() -> Iterator[socket.socket]:
+    """Give the TCP connections of this process, found among its open files.
+
+    A duplicate of a descriptor names the same connection, also where gRPC closes its own meanwhile.
+    """
     for file in Path("/dev/fd").iterdir():
         with suppress(OSError):
             descriptor = os.dup(int(file.name))
@@ -326,8 +360,9 @@ def close_connections(peers: Collection[str]) -> None:
                 os.close(descriptor)
                 continue
             with socket.socket(fileno=descriptor) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and _address(one) in addresses:
-                    one.shutdown(socket.SHUT_RDWR)
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    one.getpeername()  # fails where there is no other end
+                    yield one
 
 
 def host_and_port(peer: str) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from boxcal.app.http.problems import InternalError, InvalidInput, MalformedBody,
 from boxcal.app.http.protocol import IDLE_SECONDS
 from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
-from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor
+from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor, keep_shares
 from boxcal.app.protocols.v2 import routes
 from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import (
@@ -192,6 +192,7 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has
 @asynccontextmanager
 async def serving(state: ServiceState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
+    most_connections = descriptor_limit() // 4
     options = [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", -1),
@@ -201,7 +202,7 @@ async def serving(state: ServiceState, host: str, port: int, max_bytes: int) -> 
         ("grpc.keepalive_time_ms", round(1000 * ALIVE_SECONDS)),
         ("grpc.server_handshake_timeout_ms", round(1000 * HANDSHAKE_SECONDS)),
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
-        ("grpc.max_allowed_incoming_connections", descriptor_limit() // 4),
+        ("grpc.max_allowed_incoming_connections", most_connections),
     ]
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
@@ -223,9 +224,11 @@ async def serving(state: ServiceState, host: str, port: int, max_bytes: int) -> 
         raise InternalError(f"gRPC cannot listen on {host}:{port}: {error}") from error
     await server.start()
     logger.info("gRPC on %s:%d", host, bound)
+    shares = asyncio.create_task(keep_shares(most_connections, bound))
     try:
         yield bound
     finally:
+        shares.cancel()
         await asyncio.gather(checks.enter_graceful_shutdown(), server.stop(GRACE_SECONDS))
 
 
