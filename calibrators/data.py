@@ -358,4 +358,8 @@ def fold_masks(data: ValidationSet, folds: int, seed: int) -> list[NDArray[np.bo
     rng = np.random.default_rng(seed)
     fold_of = rng.permutation(np.arange(int(group.max()) + 1) % folds)[group]
     masks = [fold_of == fold for fold in range(folds)]
+    if not group.any():
+        raise InvalidDataError(
+            f"all {len(data):,} rows are copies of one; a fit is judged on rows that it has not seen"
+        )
     return [mask for mask in masks if mask.any() and not mask.all()]

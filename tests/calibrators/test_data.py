@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, UnknownMethodError
+from boxcal.calibrators.evaluation.report import report_on
 from tests.calibrators.samples import everything
 
 GOOD = np.zeros((4, 3))
@@ -40,6 +42,18 @@ def changed(row: int, column: int, value: float) -> np.ndarray:
 def test_data_that_no_fit_can_use_is_refused(logits: object, labels: object, message: str) -> None:
     with pytest.raises(InvalidDataError, match=message):
         fit("ts", logits, labels)
+
+
+@pytest.mark.parametrize("method", ["vector", "auto"])
+def test_copies_of_one_row_leave_nothing_to_judge_a_fit_on(method: str) -> None:
+    with pytest.raises(InvalidDataError, match="all 40 rows are copies of one; a fit is judged on rows"):
+        fit(method, torch.arange(3.0).repeat(40, 1), [0] * 40)
+
+
+def test_a_report_on_copies_of_one_row_says_that_they_are() -> None:
+    data = check_validation_set(np.tile(np.arange(3.0), (40, 1)), [0] * 40)
+    with pytest.raises(InvalidDataError, match="all 40 rows are copies of one"):
+        report_on("ts", data)
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
