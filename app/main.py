@@ -23,7 +23,7 @@ from boxcal.app.http import health
 from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.dependencies import PlainRoutes
 from boxcal.app.http.middleware import RequestMiddleware
-from boxcal.app.http.openapi import complete
+from boxcal.app.http.problem_documents import complete
 from boxcal.app.monitoring import routes as monitoring
 from boxcal.app.observability.logs import RequestLog
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry

@@ -15,11 +15,10 @@ from typing import TypedDict
 from fastapi import FastAPI
 
 from boxcal.app.access.access import open_access
-from boxcal.app.access.event_streams import event_streams
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.server.build import FitService, open_refits
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.admission import Admission
+from boxcal.app.http.admission import Admission, event_streams
 from boxcal.app.http.limits import Shares
 from boxcal.app.http.problems import BoxcalError, InternalError, ModelNotFound, NotReady
 from boxcal.app.monitoring.build import open_monitoring

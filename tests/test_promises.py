@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from boxcal.app.access.access import Access
-from boxcal.app.access.event_streams import event_streams
 from boxcal.app.access.keys import KeyStore
+from boxcal.app.http.admission import event_streams
 from boxcal.app.http.limits import Budget, Limiter
 from boxcal.app.http.problems import (
     ApiKeyExpired,

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Protocol
 
-from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget
+from starlette.requests import Request
+
+from boxcal.app.http.limits import UNCOUNTED_BYTES, Budget, Shares, descriptor_limit
 from boxcal.app.http.problems import BoxcalError, InvalidApiKey, QueueFull
 from boxcal.app.http.scopes import Level, Requirement
 from boxcal.app.settings import limits
 
 TICKET = "boxcal.ticket"
 """Under this name a request's ASGI scope has its ticket."""
+MOST_STREAMS = 1024
+"""Event streams in all, however many descriptors there are; a client may have a quarter of all streams."""
+CLOSE = {"Connection": "close", "Retry-After": "10"}
+"""A client whose stream is refused must not keep the descriptor either."""
 
 
 class KeyCheck(Protocol):
@@ -133,3 +139,16 @@ class Admission:
                     await asyncio.sleep(self.access.guessed(address_of(host)))
                 raise
         return Ticket(self, host, key)
+
+
+def event_streams(descriptors: int | None = None) -> Shares:
+    """Return the count of event streams, which keep a connection as long as their clients like."""
+    in_all = min(MOST_STREAMS, (descriptors or descriptor_limit()) // 4)
+    return Shares("event streams", in_all, in_all // 4, CLOSE)
+
+
+async def count_event_stream(request: Request) -> AsyncIterator[None]:
+    """Count the event stream of a request until its response has ended; a dependency of its route."""
+    streams: Shares = request.scope["state"]["boxcal"].event_streams
+    with streams.holding(request.scope[TICKET].client):
+        yield

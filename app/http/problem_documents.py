@@ -1,4 +1,4 @@
-"""How problems appear in responses and in the OpenAPI document: RFC 9457 documents."""
+"""How problems appear in responses, as RFC 9457 documents, and in the OpenAPI document, completed here."""
 
 from __future__ import annotations
 
@@ -11,17 +11,27 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from boxcal.app.http.problems import (
+    ApiKeyExpired,
+    ApiKeyRequired,
+    BadRequest,
     BodyTooLarge,
     BoxcalError,
+    ConcurrencyLimited,
+    InsufficientScope,
     InternalError,
+    InvalidApiKey,
     InvalidParameter,
     MalformedBody,
     MethodNotAllowed,
+    ModelNotFound,
     ProblemType,
+    RateLimited,
     RouteNotFound,
     Unavailable,
     UnsupportedMediaType,
 )
+from boxcal.app.http.scopes import ROUTES, Level, Requirement
+from boxcal.app.schemas.service import Problem
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED = 499
@@ -37,6 +47,27 @@ BY_STATUS = {
         Unavailable,
     )
 }
+JSON, EVENTS = "application/json", "text/event-stream"
+TAGS = {
+    "predict": "Calibrated probabilities within the bounds of each request.",
+    "feedback": "True labels of earlier predictions, alarms and refits.",
+    "fits": "Fit a calibrator to validation data and get a report.",
+    "calibrators": "List, activate and roll back calibrators.",
+    "model": "The model that is served, and the calibration methods.",
+    "access": "The API key of a request, and the audit log.",
+    "monitoring": "Liveness, readiness and metrics.",
+}
+SECURITY_SCHEMES = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "API key, where keys are required.",
+    },
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same."},
+}
+REFUSALS = (ApiKeyRequired, InvalidApiKey, ApiKeyExpired, InsufficientScope, RateLimited, ConcurrencyLimited)
+UNDESCRIBED = "Successful Response"
+"""What FastAPI writes where a route has no description of its response."""
 
 
 def kind_of(problem: ProblemType | type[BoxcalError]) -> ProblemType:
@@ -119,3 +150,50 @@ def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
         message += f", got {first['input']!r:.200}"
     more = len(errors) - 1
     return message + (f" (and {more} more)" if more else "") + "."
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Declare keys and problems, FastAPI's validation errors included, and describe responses by models."""
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    schemas["Problem"] = Problem.model_json_schema()
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    document["components"]["securitySchemes"] = SECURITY_SCHEMES
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            require_key(operation, ROUTES[method.upper(), path].requirement)
+            declare_problems(operation)
+            for answer in operation["responses"].values():
+                content = answer.get("content", {})
+                if EVENTS in content:  # a schema of each event exists in OpenAPI 3.2 only
+                    content[EVENTS] = {}
+                if answer["description"] == UNDESCRIBED:
+                    model = content[JSON]["schema"]["$ref"].rpartition("/")[2]
+                    answer["description"] = schemas[model]["description"]
+
+
+def require_key(operation: dict[str, Any], requirement: Requirement) -> None:
+    """Declare what access requires."""
+    if requirement is Level.OPEN:
+        operation["security"] = []
+        return
+    operation["security"] = [{name: []} for name in SECURITY_SCHEMES]
+    operation["x-required-scope"] = requirement.value
+    operation["responses"] |= {
+        str(status): answer for status, answer in problems(*REFUSALS).items() if status != 500
+    }
+
+
+def declare_problems(operation: dict[str, Any]) -> None:
+    """Declare that the model that is asked for may not exist, and that parameters may be invalid.
+
+    A path or a query string with a NUL character is refused with 400 before the route is looked up.
+    """
+    responses = operation["responses"]
+    responses.setdefault(str(BadRequest.status), problems(BadRequest)[BadRequest.status])
+    if any(one["name"] == "model" for one in operation.get("parameters", ())):
+        responses.setdefault(str(ModelNotFound.status), problems(ModelNotFound)[ModelNotFound.status])
+    status = str(InvalidParameter.status)
+    if PROBLEM_MEDIA_TYPE not in responses.get(status, {}).get("content", {}):
+        responses[status] = problems(InvalidParameter)[InvalidParameter.status]

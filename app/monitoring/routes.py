@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.http.admission import count_event_stream
 from boxcal.app.http.dependencies import Limit, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (

@@ -17,7 +17,7 @@ from fastapi.sse import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
-from boxcal.app.access.event_streams import count_event_stream
+from boxcal.app.http.admission import count_event_stream
 from boxcal.app.http.middleware import RequestMiddleware
 from boxcal.app.http.scopes import ROUTES, RPCS, UNKNOWN, Level, Rule, Scope, body_limit
 from boxcal.app.main import all_routes, create_app

@@ -10,13 +10,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response, status
 from fastapi.sse import EventSourceResponse
 
 from boxcal.app.access.access import LoadedKey
-from boxcal.app.access.event_streams import count_event_stream
 from boxcal.app.access.routes import CurrentCaller, CurrentKey
 from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.admission import TICKET
+from boxcal.app.http.admission import TICKET, count_event_stream
 from boxcal.app.http.dependencies import Limit, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
