@@ -1,10 +1,18 @@
-"""`boxcal inspect`: what a model reads and returns, and the declaration that would serve an ONNX file."""
+"""`boxcal inspect`: what a model reads and returns, and the declaration that would serve an ONNX file.
+
+An ONNX file may come from a stranger: it is opened and tried in a process in a sandbox, which reads no other
+folder.
+"""
 
 # ruff: noqa: PLC0415 - help needs no model
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +21,8 @@ from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 
 SHOWN_LABELS = 8
+INSPECT_SECONDS = 300.0
+"""For an ONNX file, of which the trial run takes 60 s at most."""
 
 
 def inspect(
@@ -24,33 +34,77 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a model reads and returns, and the `model.json` that would serve an ONNX file."""
-    from boxcal.models.loading.inspection import inspect_model
-
     path = Path(model.removeprefix("onnx:"))
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
         _named(model, as_json=as_json)
         return
-    found = inspect_model(path)
+    found = _inspected(path)
     beside = path.with_suffix(".json")
     if write:
         if beside.exists():
             raise UsageError(f"{beside} exists; it was not replaced")
-        beside.write_text(json.dumps(found.declaration, indent=2) + "\n")
+        beside.write_text(json.dumps(found["declaration"], indent=2) + "\n")
         messages.print(f"saved {escape(str(beside))}", soft_wrap=True)
     if as_json:
-        write_json({**asdict(found), "file": str(beside)})
+        write_json({**found, "file": str(beside)})
         return
     table = plain_table("", "name", "type", "shape", "trial run")
-    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
-        for one in tensors:
-            table.add_row(kind, escape(one.name), escape(one.type), _sizes(one.shape), _sizes(one.found))
+    for kind in ("input", "output"):
+        for one in found[f"{kind}s"]:
+            name, kind_of_numbers = escape(one["name"]), escape(one["type"])
+            table.add_row(kind, name, kind_of_numbers, _sizes(one["shape"]), _sizes(one["found"]))
     screen.print(table)
     screen.print(f"\n{escape(str(beside))}:", soft_wrap=True)
-    typer.echo(json.dumps(found.declaration, indent=2))
-    for note in found.notes:
+    typer.echo(json.dumps(found["declaration"], indent=2))
+    for note in found["notes"]:
         messages.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+
+
+def _inspected(path: Path) -> dict[str, Any]:
+    """Return what `inspect_model` finds, as a document, from a process in a sandbox."""
+    from boxcal.app.fitting.server.worker_process import describe_exit, inherited
+
+    search = os.pathsep.join(entry for entry in sys.path if entry)
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), folder]
+        environment = inherited(os.environ) | {"PYTHONPATH": search, "TMPDIR": folder}
+        try:
+            run = subprocess.run(  # noqa: S603 - this interpreter and this module
+                command, env=environment, capture_output=True, text=True, timeout=INSPECT_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"{path} could not be inspected within {INSPECT_SECONDS:g} s") from None
+    if run.returncode:
+        last = run.stderr.strip().rpartition("\n")[2]
+        raise UsageError(f"{path} could not be inspected: {last or describe_exit(run.returncode)}")
+    document: dict[str, Any] = json.loads(run.stdout)
+    if "error" in document:
+        raise UsageError(document["error"])
+    return document
+
+
+def main(path: Path, folder: Path) -> None:
+    """Inspect an ONNX file in this process, which can then read no other folder; write what was found."""
+    from boxcal.app.fitting.resources import limit_memory
+    from boxcal.app.fitting.sandbox import enter_sandbox
+
+    missing = enter_sandbox(folder, readable=(path.parent, path.resolve().parent))
+    from boxcal.models import BackboneError
+    from boxcal.models.loading.inspection import inspect_model
+
+    limit_memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    try:
+        document = asdict(inspect_model(path))
+    except BackboneError as error:
+        document = {"error": str(error)}
+    else:
+        document["notes"] = [
+            *document["notes"],
+            *(f"This host allows only a part of the sandbox: {one}." for one in missing),
+        ]
+    sys.stdout.write(json.dumps(document))
 
 
 def _named(model: str, *, as_json: bool) -> None:
@@ -82,3 +136,7 @@ def _named(model: str, *, as_json: bool) -> None:
 
 def _sizes(shape: tuple[Any, ...]) -> str:
     return " x ".join("?" if size is None else escape(str(size)) for size in shape)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

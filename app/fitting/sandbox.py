@@ -10,7 +10,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from errno import ENOSYS, EPERM
 from pathlib import Path
 
@@ -60,11 +60,11 @@ FORBIDDEN = {
 FORBIDDEN_ANYWHERE = (424, 425, 434, 438)  # pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd
 
 
-def enter_sandbox(folder: Path | None = None) -> list[str]:
+def enter_sandbox(folder: Path | None = None, readable: Iterable[Path] = ()) -> list[str]:
     """Give up what a worker does not need; return what this host does not allow.
 
     Called while the process has one thread. With a `folder`, which must outlast the process, no other can be
-    written, only that and the libraries can be read, and no process can be started.
+    written, only that, the `readable` ones and the libraries can be read, and no process can be started.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     steps: list[tuple[str, Callable[[], int]]] = [
@@ -72,13 +72,13 @@ def enter_sandbox(folder: Path | None = None) -> list[str]:
         ("namespaces of users and networks", lambda: libc.unshare(NAMESPACES)),
     ]
     if folder is not None:
-        steps.append(("Landlock", lambda: _restrict_files(libc, folder)))
+        steps.append(("Landlock", lambda: _restrict_files(libc, folder, readable)))
         steps.append(("seccomp", lambda: _restrict_calls(libc)))
     return [f"{name}: {os.strerror(ctypes.get_errno())}" for name, step in steps if step()]
 
 
-def _restrict_files(libc: ctypes.CDLL, folder: Path) -> int:
-    """Allow only files below a folder, and to read libraries; -1 where this fails."""
+def _restrict_files(libc: ctypes.CDLL, folder: Path, more: Iterable[Path]) -> int:
+    """Allow only files below a folder, and to read more folders and libraries; -1 where this fails."""
     version = libc.syscall(CREATE, None, 0, 1)
     if version < 0:
         return -1
@@ -90,7 +90,7 @@ def _restrict_files(libc: ctypes.CDLL, folder: Path) -> int:
     ruleset = libc.syscall(CREATE, rules, ctypes.c_size_t(len(rules)), 0)
     if ruleset < 0:
         return -1
-    readable = {Path(path) for path in (*SYSTEM, sys.prefix, sys.base_prefix)}
+    readable = {*more, *map(Path, (*SYSTEM, sys.prefix, sys.base_prefix))}
     readable |= {Path(path) for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}}
     # Not what is beside the package: in a checkout, these may be the files of the service.
     package = Path(boxcal.__file__).parent

@@ -58,7 +58,11 @@ class OnnxFile:
         except DecodeError:  # damaged, or in onnxruntime's own format: opening it will tell
             return
         self.model = model
-        self.external = [path.parent / name for name in sorted(external_data(model.graph))]
+        names = sorted(external_data(model.graph))
+        for name in names:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise BackboneError(f"{path} stores weights in {name!r:.200}, which is not beside it.")
+        self.external = [path.parent / name for name in names]
         self._weights_alone_quantised = weights_alone_quantised(model)
         if optimize and not _reads_rows(model.graph) and take_class_token_early(model):
             self.rewritten, self._graph = True, model.SerializeToString()

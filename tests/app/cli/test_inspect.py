@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper, load, save
 
 from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.output import UsageError, escape, write_json
+from boxcal.models import BackboneError
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
@@ -19,6 +23,41 @@ from tests.models.files import linear, write_onnx
 from tests.models.test_libraries import of_text as text_of_transformers
 from tests.models.test_onnx_exports import of_columns, of_lightgbm, of_scikit_learn, of_text
 
+HOSTILE = """
+import os, socket, sys, types
+from dataclasses import dataclass
+from pathlib import Path
+from boxcal.app.cli.inspect import main
+
+@dataclass
+class Found:
+    notes: list[str]
+
+def attempt(name, act, *arguments):
+    try:
+        act(*arguments)
+    except (OSError, MemoryError) as error:
+        return f"{name}: {type(error).__name__}"
+    return f"{name}: done"
+
+def hostile(path):
+    import numpy as np
+    beside, folder, secret, memory = path.with_name("weights"), Path(sys.argv[2]), *sys.argv[3:]
+    attempts = [
+        attempt("beside", beside.read_bytes),
+        attempt("temporary", (folder / "new").write_bytes, b""),
+        attempt("secret", Path(secret).read_bytes),
+        attempt("environment", Path(f"/proc/{os.getppid()}/environ").read_bytes),
+        attempt("write", beside.write_bytes, b""),
+        attempt("socket", socket.socket),
+        attempt("fork", os.fork),
+        attempt("memory", np.empty, int(memory), np.uint8),
+    ]
+    return Found(attempts)
+
+sys.modules["boxcal.models.loading.inspection"] = types.SimpleNamespace(inspect_model=hostile)
+main(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
 MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "image": (
         lambda path: write_onnx(path, shape=("N", 3, 4, 4)),
@@ -159,3 +198,49 @@ def test_what_a_terminal_would_obey_is_shown_and_not_done(capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert shown == '{"name": "a\\u001b\\u009bé"}\n'
     assert json.loads(shown) == {"name": "a\x1b\x9bé"}
+
+
+def test_a_file_that_takes_over_its_process_reads_no_other_folder(tmp_path: Path) -> None:
+    own, temporary = tmp_path / "own", tmp_path / "temporary"
+    own.mkdir()
+    temporary.mkdir()
+    (own / "weights").write_bytes(b"weights")
+    (tmp_path / "secret").write_bytes(b"secret")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 6 // 10
+    arguments = [own / "m.onnx", temporary, tmp_path / "secret", memory]
+    command = [sys.executable, "-c", HOSTILE, *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    notes = json.loads(run.stdout)["notes"]
+    if any("only a part of the sandbox" in note for note in notes):
+        pytest.skip(notes[-1])
+    assert notes == [
+        *("beside: done", "temporary: done", "secret: PermissionError", "environment: PermissionError"),
+        *(
+            "write: PermissionError",
+            "socket: PermissionError",
+            "fork: PermissionError",
+            "memory: MemoryError",
+        ),
+    ]
+
+
+def test_what_stops_the_inspection_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"no model")
+    with pytest.raises(UsageError, match=r"no\.onnx is not a usable ONNX model"):
+        inspect(str(tmp_path / "no.onnx"), write=False, as_json=False)
+    monkeypatch.setattr("boxcal.app.cli.inspect.INSPECT_SECONDS", 0.01)
+    with pytest.raises(UsageError, match=r"no\.onnx could not be inspected within 0.01 s"):
+        inspect(str(tmp_path / "no.onnx"), write=False, as_json=False)
+
+
+@pytest.mark.parametrize("location", ["../weights", "/etc/hostname", "a/../../weights"])
+def test_weights_in_other_folders_are_refused(tmp_path: Path, location: str) -> None:
+    path = write_onnx(tmp_path / "m.onnx")
+    model = load(path)
+    weight = model.graph.initializer[0]
+    weight.data_location = TensorProto.EXTERNAL
+    weight.ClearField("raw_data")
+    weight.external_data.add(key="location", value=location)
+    save(model, path)
+    with pytest.raises(BackboneError, match=f"stores weights in '{location}', which is not beside it"):
+        inspect_model(path)
