@@ -102,7 +102,7 @@ ROUTES: Final[dict[tuple[str, str], Rule]] = {
 }
 """By method and path template. To add a route to the service, add it here."""
 RPCS: Final[dict[str, Rule]] = {
-    "/inference.GRPCInferenceService/ModelInfer": INPUTS,
+    "/inference.GRPCInferenceService/ModelInfer": Rule(Scope.PREDICT, limits.MAX_MESSAGE_BYTES),
     "/inference.GRPCInferenceService/ModelStatistics": Rule(Scope.READ),
     "/inference.GRPCInferenceService/ModelReady": Rule(Level.KEY),
     "/inference.GRPCInferenceService/ModelMetadata": Rule(Level.KEY),

@@ -51,6 +51,10 @@ MAX_NAMED = 300_000
 """Lists, objects and members of a JSON body, by brackets and colons: a member with a new name takes .2 us."""
 MAX_STRINGS = 750_000
 """Of a JSON body, counted by their quotation marks: one takes 60 ns."""
+LIST_BYTES, OBJECT_BYTES, MEMBER_BYTES = 80, 200, 56
+"""Of memory that each of a JSON body takes, at most; a number takes 8 times its text, a string 14 times."""
+MOST_GROWTH = 20
+"""Times its size may a JSON body take; while it is parsed, 16 bytes of each value are added."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
 ALIGNMENT = 8
@@ -245,11 +249,13 @@ def parse_json(body: bytes | memoryview) -> Any:
     if len(body) <= QUICK_BYTES:
         return orjson.loads(body)
     whole = bytes(body) if isinstance(body, memoryview) else body
-    containers = whole.count(b"[") + whole.count(b"{")
+    lists, objects, members = whole.count(b"["), whole.count(b"{"), whole.count(b":")
+    taken = LIST_BYTES * lists + OBJECT_BYTES * objects + MEMBER_BYTES * members
     for what, found, most in (
-        ("lists and objects", containers, MAX_CONTAINERS),
-        ("lists, objects and members", containers + whole.count(b":"), MAX_NAMED),
+        ("lists and objects", lists + objects, MAX_CONTAINERS),
+        ("lists, objects and members", lists + objects + members, MAX_NAMED),
         ("strings", whole.count(b'"') // 2, MAX_STRINGS),
+        ("bytes of memory for its lists, objects and members", taken, MOST_GROWTH * len(whole)),
     ):
         if found > most:
             raise BodyTooLarge(f"The JSON body has about {found:,} {what}; the limit is {most:,}.")

@@ -175,12 +175,12 @@ def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, m
         numbers.extend([1] * 10_000)
     assert measured(request.SerializeToString()) == len(request.SerializeToString()) + 320_000
     if member == "id":
-        request.id = "1" * 20_000_000
+        request.id = "1" * 16_000_000
     else:
-        numbers.extend([1] * 19_990_000)
+        numbers.extend([1] * 15_990_000)
     before = memory(service)
     with pytest.raises(
-        grpc.RpcError, match="20,000,000 bytes of typed contents and names; the limit is 4,194,304"
+        grpc.RpcError, match="16,000,000 bytes of typed contents and names; the limit is 4,194,304"
     ):
         inferred(address, request)
     assert memory(service) - before < 100 * MIB
@@ -190,7 +190,7 @@ def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, m
     ("rows", "outputs", "says"),
     [
         (230_000, {"probabilities": 10}, "lists 2,300,000 classes, which need about 588,800,000 bytes"),
-        (800_000, {"probabilities": 0, "logits": 0, "index": 0}, "134,400,000 bytes or more; the limit is"),
+        (400_000, {"probabilities": 0, "logits": 0, "index": 0}, "67,200,000 bytes or more; the limit is"),
     ],
 )
 def test_answers_that_are_too_large_are_refused(
@@ -246,6 +246,19 @@ def test_a_number_without_end_is_refused_at_its_tenth_byte(
             with pytest.raises(grpc.RpcError, match="a field ends behind its end"):
                 call(b"\xff" * size, timeout=10)
     assert sum(service.process.cpu_times()[:2]) - before < 1.0
+
+
+def test_a_long_message_is_refused_by_its_header(address: str) -> None:
+    """The message has 16 MiB, but only its first bytes are sent, of a number that never ends."""
+    longest = 16 * MIB
+    with ExitStack() as stack:
+        call = channel_to(address, stack).unary_unary(INFERENCE)
+        with pytest.raises(grpc.RpcError, match="a field ends behind its end"):
+            call(b"\xff" * longest, timeout=20)
+        with pytest.raises(grpc.RpcError, match="larger than max") as refused:
+            call(b"\xff" * (longest + 1), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "16777217 vs. 16777216" in refused.value.details()
 
 
 def test_parameters_of_one_input_are_limited(address: str) -> None:

@@ -59,8 +59,8 @@ HANDSHAKE_SECONDS = 5.0
 """For the first bytes of a connection, which must be those of HTTP/2."""
 ALIVE_SECONDS = 60.0
 """Without a sign of life for so long, a connection is asked for one."""
-MOST_ANSWER_BYTES = 2 * limits.MAX_BODY_BYTES
-"""gRPC copies an answer on the event loop, which takes up to 50 ms for so many."""
+MOST_ANSWER_BYTES = 2 * limits.MAX_MESSAGE_BYTES
+"""gRPC copies an answer on the event loop."""
 NUMBERS_AT_ONCE = 2**16
 """Typed numbers that are read in one call, for which no other thread runs: 5 ms."""
 Handler = Callable[[Any, Any], Awaitable[Any]]
@@ -190,11 +190,11 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has
 
 
 @asynccontextmanager
-async def serving(state: ServiceState, host: str, port: int, max_bytes: int) -> AsyncIterator[int]:
+async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[int]:
     """Serve until the block ends; gives the port."""
     most_connections = descriptor_limit() // 4
     options = [
-        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", -1),
         ("grpc.http2.bdp_probe", 0),  # else the window of a connection grows, also of a refused call
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_SECONDS)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import struct
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -259,8 +261,8 @@ def listed(item: bytes, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("item", "most", "says"),
     [
-        (b"[]", 249_999, "250,001 lists and objects; the limit is 250,000"),
-        (b'{"a":1}', 149_999, "300,001 lists, objects and members; the limit is 300,000"),
+        (b"[1,2]", 249_999, "250,001 lists and objects; the limit is 250,000"),
+        (b'{"a":100000000}', 149_999, "300,001 lists, objects and members; the limit is 300,000"),
         (b'""', 750_000, "750,001 strings; the limit is 750,000"),
     ],
 )
@@ -268,6 +270,31 @@ def test_what_is_slow_to_parse_is_counted_first(item: bytes, most: int, says: st
     assert len(parse_json(listed(item, most))) == most
     with raises_problem(BodyTooLarge, says):
         parse_json(listed(item, most + 1))
+
+
+@pytest.mark.parametrize(
+    ("item", "refused"),
+    [
+        *((b"[]", True), (b"[[]]", True), (b"{}", True), (b'{"a":0}', True), (b'{"a":[]}', True)),
+        *((b"[0.25]", False), (b"[1,2]", False), (b'{"a":0.5,"b":0.25}', False)),
+        (b'{"logits":[1,2],"label":1}', False),
+    ],
+)
+def test_a_document_takes_at_most_20_times_its_size(item: bytes, *, refused: bool) -> None:
+    """Measured by the resident memory of a process: what the rule admits, and what it is for."""
+    long, body = listed(item, 400_000), listed(item, 40_000)
+    code = (
+        "import gc, orjson, sys; from psutil import Process; body = sys.stdin.buffer.read(); gc.disable(); "
+        "before = Process().memory_info().rss; document = orjson.loads(body); "
+        "print((Process().memory_info().rss - before) / len(body))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], input=long, capture_output=True, check=True)
+    assert (float(run.stdout) > 20.0) == refused, run.stdout
+    if refused:
+        with raises_problem(BodyTooLarge, "bytes of memory for its lists, objects and members"):
+            parse_json(body)
+    else:
+        parse_json(body)
 
 
 def test_50_000_labels_with_every_member_are_below_the_limits() -> None:
@@ -281,7 +308,7 @@ def test_no_garbage_is_collected_while_a_document_is_parsed() -> None:
     def note(phase: str, info: dict[str, int]) -> None:
         runs.append((phase, info["generation"]))
 
-    body = listed(b"[1]", 100_000)
+    body = listed(b"[1,2]", 100_000)
     gc.callbacks.append(note)
     try:
         orjson.loads(body)
@@ -305,7 +332,7 @@ def test_a_parse_that_fails_leaves_the_collector_on() -> None:
 MEMBERS = b"{" + b",".join(b'"%x":1' % n for n in range(299_000)) + b"}"
 BODIES = {
     "rows": b'{"%s":' + listed(listed(b"0.25", 10), 79_000) + b"}",
-    "lists": b'{"%s":' + listed(b"[]", 249_000) + b"}",
+    "lists": b'{"%s":' + listed(b"[1,2]", 249_000) + b"}",
     "strings": b'{"%s":' + listed(b'"a"', 749_000) + b"}",
     "integers": b'{"%s":' + listed(b"18446744073709551615", 199_000) + b"}",
     "members": MEMBERS,
