@@ -198,7 +198,7 @@ def test_the_command_line_uses_public_parts_only() -> None:
     }
     allowed |= {"boxcal.app.fitting.worker.requirements", "boxcal.app.registry.maintenance"}
     allowed |= {"boxcal.app.workers.supervisor", "boxcal.app.fitting.server.build"}
-    allowed |= {"boxcal.app.fitting.backbones"}
+    allowed |= {f"boxcal.app.fitting.{part}" for part in ("backbones", "resources", "sandbox")}
     allowed |= {"boxcal.app.protocols.ray.serve_config", "boxcal.app.settings.config_file"}
     allowed |= {"boxcal.app.predict.options", "boxcal.app.http.problems", "boxcal.app.http.scopes"}
     allowed |= {"boxcal.app.access", "boxcal.app.registry.audit"}

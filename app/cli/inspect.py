@@ -64,7 +64,7 @@ def inspect(
 
 def _inspected(path: Path) -> dict[str, Any]:
     """Return what `inspect_model` finds, as a document, from a process in a sandbox."""
-    from boxcal.app.fitting.server.worker_process import describe_exit, inherited
+    from boxcal.app.fitting.sandbox import inherited
 
     search = os.pathsep.join(entry for entry in sys.path if entry)
     with TemporaryDirectory() as folder:
@@ -78,7 +78,8 @@ def _inspected(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path} could not be inspected within {INSPECT_SECONDS:g} s") from None
     if run.returncode:
         last = run.stderr.strip().rpartition("\n")[2]
-        raise UsageError(f"{path} could not be inspected: {last or describe_exit(run.returncode)}")
+        reason = last or f"its process ended with status {run.returncode}"
+        raise UsageError(f"{path} could not be inspected: {reason}")
     document: dict[str, Any] = json.loads(run.stdout)
     if "error" in document:
         raise UsageError(document["error"])

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from errno import ENOSYS, EPERM
 from pathlib import Path
 
@@ -144,3 +145,19 @@ def _restrict_calls(libc: ctypes.CDLL) -> int:
     header = struct.pack("@HP", len(program), ctypes.addressof(code))
     with_log = 2  # what is refused is written to the kernel's audit log
     return int(libc.syscall(seccomp, 1, with_log, header))
+
+
+INHERITED = re.compile(
+    r"(PATH|HOME|USER|TZ|TMPDIR|LANG|LC_.*|SSL_CERT_.*|XDG_.*|LD_.*|MALLOC_.*|GLIBC_TUNABLES|PYTHON.*|"
+    r"(NUMBA|OMP|OPENBLAS|MKL|KMP|ARROW|CUDA|NVIDIA|TORCH|PYTORCH|ORT|HF|TRANSFORMERS)_.*)"
+)
+SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|_KEY")
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of an environment that a worker gets: what libraries read, and nothing secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if INHERITED.fullmatch(name) and not SECRET.search(name)
+    }

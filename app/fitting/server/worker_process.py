@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
@@ -33,6 +32,7 @@ from boxcal.app.fitting.messages import (
     Tabled,
     Task,
 )
+from boxcal.app.fitting.sandbox import inherited
 from boxcal.app.settings import limits
 
 logger = logging.getLogger("boxcal")
@@ -195,22 +195,6 @@ class Workers:
             Worker(limits.FIT_SECONDS, cores),
             Worker(limits.COMPARE_SECONDS, cores),
         )
-
-
-INHERITED = re.compile(
-    r"(PATH|HOME|USER|TZ|TMPDIR|LANG|LC_.*|SSL_CERT_.*|XDG_.*|LD_.*|MALLOC_.*|GLIBC_TUNABLES|PYTHON.*|"
-    r"(NUMBA|OMP|OPENBLAS|MKL|KMP|ARROW|CUDA|NVIDIA|TORCH|PYTORCH|ORT|HF|TRANSFORMERS)_.*)"
-)
-SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|_KEY")
-
-
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that a worker gets: what libraries read, and nothing secret."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if INHERITED.fullmatch(name) and not SECRET.search(name)
-    }
 
 
 def _spawn(descriptor: int, folder: Path | None) -> subprocess.Popen[bytes]:
