@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +23,8 @@ from boxcal.app.cli.output import UsageError, escape, messages, plain_table, scr
 SHOWN_LABELS = 8
 INSPECT_SECONDS = 300.0
 """For an ONNX file, of which the trial run takes 60 s at most."""
+MOST_FOUND_BYTES = 16 * 2**20
+"""Of each file that the process in the sandbox writes, with its answer."""
 
 
 def inspect(
@@ -66,21 +68,27 @@ def _inspected(path: Path) -> dict[str, Any]:
     """Return what `inspect_model` finds, as a document, from a process in a sandbox."""
     from boxcal.app.fitting.sandbox import inherited
 
-    search = os.pathsep.join(entry for entry in sys.path if entry)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, TemporaryFile("w+") as answer, TemporaryFile("w+") as errors:
         command = [sys.executable, "-P", "-m", __name__, str(path.absolute()), folder]
-        environment = inherited(os.environ) | {"PYTHONPATH": search, "TMPDIR": folder}
         try:
             run = subprocess.run(  # noqa: S603 - this interpreter and this module
-                command, env=environment, capture_output=True, text=True, timeout=INSPECT_SECONDS, check=False
+                command,
+                env=inherited(os.environ) | {"TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=answer,
+                stderr=errors,
+                timeout=INSPECT_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise UsageError(f"{path} could not be inspected within {INSPECT_SECONDS:g} s") from None
-    if run.returncode:
-        last = run.stderr.strip().rpartition("\n")[2]
-        reason = last or f"its process ended with status {run.returncode}"
-        raise UsageError(f"{path} could not be inspected: {reason}")
-    document: dict[str, Any] = json.loads(run.stdout)
+        answer.seek(0)
+        errors.seek(0)
+        if run.returncode:
+            last = errors.read().strip().rpartition("\n")[2]
+            reason = last or f"its process ended with status {run.returncode}"
+            raise UsageError(f"{path} could not be inspected: {reason}")
+        document: dict[str, Any] = json.load(answer)
     if "error" in document:
         raise UsageError(document["error"])
     return document
@@ -88,14 +96,18 @@ def _inspected(path: Path) -> dict[str, Any]:
 
 def main(path: Path, folder: Path) -> None:
     """Inspect an ONNX file in this process, which can then read no other folder; write what was found."""
-    from boxcal.app.fitting.resources import limit_memory
-    from boxcal.app.fitting.sandbox import enter_sandbox
+    missing = [f"it needs Linux, and this is {sys.platform}"]
+    if sys.platform == "linux":
+        from boxcal.app.fitting.resources import limit_files, limit_memory
+        from boxcal.app.fitting.sandbox import enter_sandbox
 
-    missing = enter_sandbox(folder, readable=(path.parent, path.resolve().parent))
+        missing = enter_sandbox(folder, readable=(path.parent, path.resolve().parent))
+        limit_files(MOST_FOUND_BYTES)
     from boxcal.models import BackboneError
     from boxcal.models.loading.inspection import inspect_model
 
-    limit_memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    if sys.platform == "linux":  # what the libraries map does not count
+        limit_memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
     try:
         document = asdict(inspect_model(path))
     except BackboneError as error:

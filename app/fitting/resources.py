@@ -51,5 +51,10 @@ def limit_memory(allowance: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (min(limits, default=hard), hard))
 
 
+def limit_files(size: int) -> None:
+    """Let each file that this process writes, its output among them, have at most `size` bytes."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def _mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -155,9 +155,13 @@ SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|_KEY")
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that a worker gets: what libraries read, and nothing secret."""
-    return {
+    """Return the part of an environment that a worker gets: what libraries read, and nothing secret.
+
+    It finds modules where this process does.
+    """
+    kept = {
         name: value
         for name, value in environment.items()
         if INHERITED.fullmatch(name) and not SECRET.search(name)
     }
+    return kept | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}

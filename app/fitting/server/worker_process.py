@@ -205,10 +205,9 @@ def _spawn(descriptor: int, folder: Path | None) -> subprocess.Popen[bytes]:
     # What an allocator keeps after it was freed can be used again, and the limit on what is mapped misses it.
     tunables = [one for one in os.environ.get(TUNABLES, "").split(":") if one and "_threshold=" not in one]
     allocator = {"ARROW_DEFAULT_MEMORY_POOL": "system", TUNABLES: ":".join(tunables)}
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
         [sys.executable, "-P", "-m", MODULE, str(descriptor), *([str(folder)] if folder else [])],
-        env=threads | inherited(os.environ) | allocator | {"PYTHONPATH": path},
+        env=threads | inherited(os.environ) | allocator,
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -52,6 +52,7 @@ def hostile(path):
         attempt("socket", socket.socket),
         attempt("fork", os.fork),
         attempt("memory", np.empty, int(memory), np.uint8),
+        attempt("long file", (folder / "long").write_bytes, bytes(2**24 + 1)),
     ]
     return Found(attempts)
 
@@ -220,6 +221,7 @@ def test_a_file_that_takes_over_its_process_reads_no_other_folder(tmp_path: Path
             "socket: PermissionError",
             "fork: PermissionError",
             "memory: MemoryError",
+            "long file: OSError",
         ),
     ]
 
