@@ -181,6 +181,6 @@ def test_every_rpc_declares_its_key_and_its_message_and_is_admitted(tmp_path: Pa
 
 
 def test_an_rpc_that_is_missing_in_the_table_requires_admin() -> None:
-    assert RPCS["/inference.GRPCInferenceService/ModelInfer"] == Rule(Scope.PREDICT, 16_777_216)
+    assert RPCS["/inference.GRPCInferenceService/ModelInfer"] == Rule(Scope.PREDICT, 8_388_608)
     assert {rpc.most_bytes for name, rpc in RPCS.items() if not name.endswith("ModelInfer")} == {65_536}
     assert Rule(Scope.ADMIN, 65_536) == UNKNOWN

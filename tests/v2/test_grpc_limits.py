@@ -34,11 +34,11 @@ QUICK = """
 from boxcal.app.protocols.grpc import admission, server
 server.MAX_CALLS = 100
 admission.STALL_SECONDS = 2.0
-admission.READ_BYTES = 29 * 2**20
+admission.READ_BYTES = 29 * 2**19
 """
-LARGE = service_pb2.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(4 * 3_800_000)])
-"""Answered by 30,400,000 bytes."""
-LARGE.inputs.add(name="logits", datatype="FP32", shape=[380_000, 10])
+LARGE = service_pb2.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(4 * 1_900_000)])
+"""Answered by 15,200,000 bytes."""
+LARGE.inputs.add(name="logits", datatype="FP32", shape=[190_000, 10])
 LARGE.outputs.add(name="probabilities")
 
 
@@ -175,12 +175,12 @@ def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, m
         numbers.extend([1] * 10_000)
     assert measured(request.SerializeToString()) == len(request.SerializeToString()) + 320_000
     if member == "id":
-        request.id = "1" * 16_000_000
+        request.id = "1" * 8_000_000
     else:
-        numbers.extend([1] * 15_990_000)
+        numbers.extend([1] * 7_990_000)
     before = memory(service)
     with pytest.raises(
-        grpc.RpcError, match="16,000,000 bytes of typed contents and names; the limit is 4,194,304"
+        grpc.RpcError, match="8,000,000 bytes of typed contents and names; the limit is 4,194,304"
     ):
         inferred(address, request)
     assert memory(service) - before < 100 * MIB
@@ -189,8 +189,12 @@ def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, m
 @pytest.mark.parametrize(
     ("rows", "outputs", "says"),
     [
-        (230_000, {"probabilities": 10}, "lists 2,300,000 classes, which need about 588,800,000 bytes"),
-        (400_000, {"probabilities": 0, "logits": 0, "index": 0}, "67,200,000 bytes or more; the limit is"),
+        (
+            200_000,
+            {"probabilities": 10, "logits": 10},
+            "lists 4,000,000 classes, which need about 1,024,000,000 bytes",
+        ),
+        (200_000, {"probabilities": 0, "logits": 0, "index": 0}, "33,600,000 bytes or more; the limit is"),
     ],
 )
 def test_answers_that_are_too_large_are_refused(
@@ -248,9 +252,9 @@ def test_a_number_without_end_is_refused_at_its_tenth_byte(
     assert sum(service.process.cpu_times()[:2]) - before < 1.0
 
 
-def test_a_message_has_at_most_16_mib(address: str) -> None:
+def test_a_message_has_at_most_8_mib(address: str) -> None:
     """It is a number that never ends: one that is read is refused as that."""
-    longest = 16 * MIB
+    longest = 8 * MIB
     with ExitStack() as stack:
         call = channel_to(address, stack).unary_unary(INFERENCE)
         with pytest.raises(grpc.RpcError, match="a field ends behind its end"):
@@ -258,7 +262,7 @@ def test_a_message_has_at_most_16_mib(address: str) -> None:
         with pytest.raises(grpc.RpcError, match="larger than max") as refused:
             call(b"\xff" * (longest + 1), timeout=20)
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "16777217 vs. 16777216" in refused.value.details()
+        assert "8388609 vs. 8388608" in refused.value.details()
 
 
 def test_parameters_of_one_input_are_limited(address: str) -> None:
@@ -282,16 +286,16 @@ def unread(address: str, stack: ExitStack, request: Any, method: str = INFERENCE
 def test_answers_that_a_client_does_not_read_are_limited(address: str) -> None:
     with ExitStack() as stack:
         calls = []
-        for _ in range(5):  # 29 MiB each, of 128
+        for _ in range(9):  # 14.5 MiB each, of 128
             calls.append(unread(address, stack, LARGE))
-            time.sleep(2)
-        assert [call.done() for call in calls] == [False, False, False, False, True]
-        assert "has not read 121,60" in calls[4].details()
+            time.sleep(1)
+        assert [call.done() for call in calls] == [False] * 8 + [True]
+        assert "has not read 121,60" in calls[8].details()
         assert is_healthy(address)
-    assert len(inferred(address, LARGE).raw_output_contents[0]) == 30_400_000
+    assert len(inferred(address, LARGE).raw_output_contents[0]) == 15_200_000
 
 
-@pytest.mark.parametrize(("size", "most"), [(30 * MIB, 1), (MIB // 2, 2), (2**16, 12)])
+@pytest.mark.parametrize(("size", "most"), [(15 * MIB, 1), (MIB // 2, 2), (2**16, 12)])
 def test_messages_are_copied_in_turns_of_the_event_loop(size: int, most: int) -> None:
     async def copied_by_turn() -> list[int]:
         copies, loop = Copies(), asyncio.get_running_loop()
@@ -373,9 +377,9 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) 
         while not all(call.done() for call in calls):
             assert is_healthy(address)
             time.sleep(0.1)
-        assert 4.0 < time.monotonic() - began < 9.0  # 2 s, one for 29 MiB, and one to collect
+        assert 4.0 < time.monotonic() - began < 9.0  # 2 s, one for 14.5 MiB, and one to collect
         assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
-        assert len(inferred(address, LARGE).raw_output_contents[0]) == 30_400_000
+        assert len(inferred(address, LARGE).raw_output_contents[0]) == 15_200_000
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")

@@ -76,7 +76,7 @@ WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
 """Streams of each kind, a quarter of them of one client."""
 QUICK_COPY, COPIED_AT_ONCE = 2**16, 2**20
 """Bytes of a message that gRPC copies on the event loop without being counted, and of those that are, after
-which the next waits for the next iteration of the loop: 32 MiB of an answer take 25 to 40 ms."""
+which the next waits for the next iteration of the loop: 16 MiB of an answer take 15 to 20 ms."""
 SHARES_SECONDS = 1.0
 """Time between two looks at the connections of each address."""
 READ_BYTES = 2**20

@@ -109,7 +109,7 @@ def read_head(text: bytes) -> JsonPart:
     """Read the JSON part of a request."""
     try:
         document = parse_json(text)
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise MalformedBody(f"The request is not JSON: {error}.") from error
     if not isinstance(document, dict) or not isinstance(document.get("inputs"), list):
         raise InvalidParameter("The request must be a JSON object with a list `inputs`.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import string
 import struct
 import subprocess
 import sys
@@ -272,28 +274,48 @@ def test_what_is_slow_to_parse_is_counted_first(item: bytes, most: int, says: st
         parse_json(listed(item, most + 1))
 
 
-@pytest.mark.parametrize(
-    ("item", "refused"),
-    [
-        *((b"[]", True), (b"[[]]", True), (b"{}", True), (b'{"a":0}', True), (b'{"a":[]}', True)),
-        *((b"[0.25]", False), (b"[1,2]", False), (b'{"a":0.5,"b":0.25}', False)),
-        (b'{"logits":[1,2],"label":1}', False),
-    ],
-)
-def test_a_document_takes_at_most_20_times_its_size(item: bytes, *, refused: bool) -> None:
-    """Measured by the resident memory of a process: what the rule admits, and what it is for."""
-    long, body = listed(item, 400_000), listed(item, 40_000)
+def peak(body: bytes, parse: str) -> float:
+    """Return the most resident memory that a process needs to parse a body, as multiples of its size."""
     code = (
         "import gc, orjson, sys; from psutil import Process; body = sys.stdin.buffer.read(); gc.disable(); "
-        "before = Process().memory_info().rss; document = orjson.loads(body); "
-        "print((Process().memory_info().rss - before) / len(body))"
+        "from boxcal.app.predict.bodies import parse_json; open('/proc/self/clear_refs', 'w').write('5'); "
+        f"before = Process().memory_info().rss; document = {parse}(body); "
+        "most = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')); "
+        "print((int(most) * 1024 - before) / len(body))"
     )
-    run = subprocess.run([sys.executable, "-c", code], input=long, capture_output=True, check=True)
-    assert (float(run.stdout) > 20.0) == refused, run.stdout
-    if refused:
-        with raises_problem(BodyTooLarge, "bytes of memory for its lists, objects and members"):
-            parse_json(body)
-    else:
+    run = subprocess.run([sys.executable, "-c", code], input=body, capture_output=True, check=True)
+    return float(run.stdout)
+
+
+LETTERS = string.ascii_letters + string.digits
+NAMES = ["".join(letters) for letters in itertools.islice(itertools.product(LETTERS, repeat=3), 175_000)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(listed(item, 200_000) for item in (b"[1.5]", b"[300]", b"[1,2]", b"[0,1,2]", b"[1.5,2.5]")),
+        *(listed(item, 80_000) for item in (b"[0.25,0.5]", b'{"a":0.5,"b":0.25}')),
+        listed(b'{"logits":[1,2],"label":1}', 60_000),
+        ("{" + ",".join(f'"{name}a":0' for name in NAMES) + "}").encode(),
+    ],
+    ids=lambda body: body[:20].decode(),
+)
+def test_a_body_takes_at_most_22_times_its_size_to_parse(body: bytes) -> None:
+    assert peak(body, "parse_json") < 22
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(listed(item, 200_000) for item in (b"[]", b"[[]]", b"{}", b'{"a":0}', b'{"a":[]}')),
+        ("{" + ",".join(f'"{name}":0' for name in NAMES) + "}").encode(),
+    ],
+    ids=lambda body: body[:20].decode(),
+)
+def test_a_body_that_would_take_more_is_refused(body: bytes) -> None:
+    assert peak(body, "orjson.loads") > 22
+    with raises_problem(BodyTooLarge, "The JSON body has about"):
         parse_json(body)
 
 
@@ -324,8 +346,9 @@ def test_no_garbage_is_collected_while_a_document_is_parsed() -> None:
 
 
 def test_a_parse_that_fails_leaves_the_collector_on() -> None:
-    with pytest.raises(orjson.JSONDecodeError):
-        parse_json(b"[" + b"1," * 100_000)
+    for body in (b"[" + b"1," * 100_000, listed(b"[1.5]", 20_000)[:-1], listed(b"[1,NaN]", 40_000)):
+        with pytest.raises(ValueError, match="line 1 column"):
+            parse_json(body)
     assert gc.isenabled()
 
 
