@@ -143,11 +143,6 @@ def rare_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     return np.flatnonzero((counts < ENOUGH_OF_CLASS) & ~by_chance)
 
 
-def shows_errors(rows: RowStatistics, labels: Labels) -> bool:
-    """Whether some predicted label is wrong."""
-    return bool((rows.predicted != labels).any())
-
-
 def may_miss_classes(count: int, num_classes: int) -> bool:
     """Whether so few samples may miss one of the classes by chance."""
     return num_classes * math.exp(-count / num_classes) > CHANCE_ABSENCE
@@ -205,7 +200,7 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
 
 def _no_errors(rows: RowStatistics, labels: Labels) -> DataWarning | None:
     """Find sets without a wrong prediction: their NLL is lowest with infinitely sharp probabilities."""
-    if shows_errors(rows, labels):
+    if (rows.predicted != labels).any():
         return None
     message = (
         f"all {len(labels):,} predicted labels are right: the set does not show how often the model is wrong,"

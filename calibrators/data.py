@@ -78,6 +78,11 @@ class ValidationSet:
         return wide
 
     @cached_property
+    def shows_errors(self) -> bool:
+        """Whether some predicted label is wrong."""
+        return bool((self.logits.argmax(axis=1) != self.labels).any())
+
+    @cached_property
     def facts(self) -> RowStatistics:
         """What the checks of the data ask of every row."""
         return RowStatistics.of(self.logits, self.labels)

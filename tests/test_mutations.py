@@ -48,6 +48,7 @@ OPTIONS = "app/predict/options.py"
 CALIBRATION = "app/predict/answers.py"
 SELECTION = "calibrators/fitting/selection.py"
 PENALTIES = "calibrators/fitting/penalty_search.py"
+TEMPERED = "calibrators/maps/temperature.py"
 STACK = "calibrators/maps/stack.py"
 MIXTURE = "calibrators/maps/mixture.py"
 FITS = "app/registry/fits.py"
@@ -219,17 +220,15 @@ MUTATIONS = [
     Mutation(
         SELECTION, "np.where(fold_of == fold, 0.0, counts)", "np.where(fold_of < -fold, 0.0, counts)", STACKS
     ),
-    Mutation(SELECTION, "len(left) <= most", "len(left) <= 8", STACKS),
+    Mutation(SELECTION, "len(kept) <= most and", "len(kept) <= 8 and", STACKS),
+    Mutation(SELECTION, "found[least] >= LEAST_SHARE", "found[least] >= 0.0", STACKS),
+    Mutation(SELECTION, "+ prior / w - total", "- total", STACKS),
     Mutation(
         SELECTION, "likelihoods[counts > 0.0], counts[", "likelihoods[counts > 0.0], (counts > 0.0)[", STACKS
     ),
-    Mutation(SELECTION, "start + WORTH", "start + 0.1", STACKS),
-    Mutation(
-        PENALTIES,
-        "(sums.sum(axis=1, keepdims=True) - sums)",
-        "(sums.sum(axis=1, keepdims=True) + 0 * sums)",
-        STACKS,
-    ),
+    Mutation(PENALTIES, "np.where(inside, 0.0, weights)", "weights", STACKS),
+    Mutation(PENALTIES, "means <= errors", "means <= 0.0", STACKS),
+    Mutation(TEMPERED, "if data.shows_errors:", "if True:", HONEST),
     Mutation(STACK, "+ p[FLOOR] / self.num_classes", "+ 0.0", STACKS),
     Mutation(MIXTURE, "with_uniform(scores / p[TEMPERATURE]", "with_uniform(scores", SCORES),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),

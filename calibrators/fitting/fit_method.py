@@ -251,7 +251,8 @@ class _Fits:
     def _alone(self, method: Method) -> Fitted:
         """Fit a logit map without a box."""
         logit_map = self._map(method)
-        contains = (TemperatureScaling.name,) if logit_map.contains_ts else ()
+        is_tempered = self.data.shows_errors or not isinstance(logit_map, LinearMap)  # else it stays 1
+        contains = (TemperatureScaling.name,) if logit_map.contains_ts and is_tempered else ()
         solution = logit_map.solve(self.data, self.tick)
         if solution:
             minimum = Minimum(logit_map.coordinates(), math.nan, *solution)

@@ -76,10 +76,10 @@ class StrengthPath:
             tick(len(totals) / len(self.strengths))
             if len(totals) - 1 - int(np.argmin(totals)) >= WORSE:
                 break
-        sums = np.array([[weights[inside] @ one[inside] for inside in masks] for one in self._losses])
-        self.best = int(np.argmin(totals))
-        """Index of the strength of the lowest loss."""
-        self.nested = (sums.sum(axis=1, keepdims=True) - sums).argmin(axis=0)
+        by_strength = np.stack(self._losses)
+        self.best = strongest_of_equals(by_strength, weights)
+        """Index of the strength chosen."""
+        self.nested = [strongest_of_equals(by_strength, np.where(inside, 0.0, weights)) for inside in masks]
         """Index of the strength that the other folds choose, for each fold."""
 
     @property
@@ -98,6 +98,19 @@ class StrengthPath:
         """Give the map of each fold, at the strength that the other folds choose."""
         chosen = zip(self._maps, self.nested, range(len(self.masks)), strict=True)
         return [one.moved(self._points[index][fold]) for one, index, fold in chosen]
+
+
+def strongest_of_equals(losses: Array, weights: Array) -> int:
+    """Choose the first strength whose mean loss is within a standard error of the lowest.
+
+    `losses`: (S, N), of rows not seen, from the strongest penalty on. `weights`: (N,), of the rows.
+    The rule is that of Breiman et al. (1984), on paired differences.
+    """
+    total = weights.sum()
+    excess = losses - losses[(losses @ weights).argmin()]
+    means = excess @ weights / total
+    errors = np.sqrt(((weights * (excess - means[:, None])) ** 2).sum(axis=1)) / total
+    return int(np.argmax(means <= errors))
 
 
 def map_losses(logit_map: LogitMap, source: Array, labels: Array) -> Array:
@@ -121,7 +134,8 @@ def fit_linear(
     `path`: that of these data where the folds have been fitted already.
     """
     start = near = logit_map.starts()[0]
-    if path is None and len(logit_map.strengths) > 1 and len(data) >= 2 * FOLDS:
+    # Where no predicted label is wrong, weaker penalties are always better: the strongest stays.
+    if path is None and len(logit_map.strengths) > 1 and len(data) >= 2 * FOLDS and data.shows_errors:
         path = StrengthPath(logit_map, data, fold_masks(data, FOLDS, seed), lambda done: tick(0.8 * done))
     if path is not None:
         logit_map.strength, near = path.strengths[path.best], path.nearby

@@ -5,9 +5,8 @@ strength of a penalty, the weights of the stack, which components are worth one.
 strengths and weights the fold has not seen either, judges the result without another fit.
 
 With q_im the probability that method m gives to the label of sample i, by a fit that has not seen it, the
-weights maximise `sum_i n_i log sum_m w_m q_im + c log w_best` on the simplex: the proportions of a mixture,
-with a pull of c samples towards the method of the lowest loss. c is chosen, and weights are judged, on the
-folds that did not take part.
+weights maximise `sum_i n_i log sum_m w_m q_im + a sum_m log w_m` on the simplex: the proportions of a
+mixture, which few samples leave near equal. They are judged on folds that did not take part.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import (
@@ -29,7 +27,6 @@ from boxcal.calibrators.checks import (
     absent_classes,
     may_miss_classes,
     rare_classes,
-    shows_errors,
 )
 from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.constant_box import SAME
@@ -50,9 +47,9 @@ from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
 Mask = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-MOST, MOST_OF_TWO = 4, 6
-"""Components that are kept at most."""
-REGULARISED = {"vector", "sms"}
+MOST, LEAST_SHARE = 4, 0.05
+"""Components that are kept at most, and the smallest weight of one."""
+REGULARISED = {"vector", "sms", "dirichlet"}
 """Methods with parameters per class that a penalty keeps near a temperature: classes may be absent."""
 SAMPLES_PER_PARAMETER = 10
 """Required by other methods with parameters per class."""
@@ -60,16 +57,19 @@ SAMPLES_PER_CLASS, ENOUGH = 10, 100
 """Required by regularised methods, of a rare class too; so many samples in all are enough."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
+MOST_CLASSES = {"dirichlet": 20}
+"""Of methods that take longer than all others together with more; they are tried without a mixture before."""
 BUDGET_SECONDS = 120.0
 """Processor time for the candidates, unless the caller says otherwise."""
-PULLS = (0.0, 1.0, 4.0, 16.0)
-"""Samples that pull towards the best method; which of them is cross-validated."""
-STEPS, STILL, SHORTEST = 100, 1e-12, 1e-6
-"""Of Newton's method at most, the gain at which it ends, in nats of a sample, and the shortest step."""
-RIDGE, LEAST_WEIGHT = 1e-12, 1e-6
-"""Added to the curvature, relative to its trace: methods may agree. Smaller weights are 0."""
-WORTH, FREE = 1e-4, 1e-6
-"""Nats that the components left out may cost together, and what counts as none."""
+PRIOR = 0.25
+"""Samples that count for each method before the first, as if nothing else explained them."""
+STEPS, STILL, SHORTEST, INSIDE = 100, 1e-12, 1e-6, 0.99
+"""Of Newton's method at most, the gain at which it ends, in nats of a sample, the shortest step, and how much
+of a weight one may take away."""
+ENOUGH_TO_TELL = 500
+"""Samples from which on logits stay unchanged where unseen folds show no gain; of fewer, that is chance."""
+WORTH = 1e-4
+"""Nats below which a plainer method is as good as the only one that has a weight."""
 FLOOR_SAMPLES = 0.1
 """Spread over all classes beside the samples by a stack, so that none is impossible."""
 TOLERANCE = 1e-5
@@ -84,7 +84,7 @@ def candidates(data: ValidationSet) -> list[str]:
     of 20 in 2,500 is as rare in what follows, they gain as much as with all. Where no predicted label is
     wrong, nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
     """
-    if not shows_errors(data.facts, data.labels):
+    if not data.shows_errors:
         return [IdentityMap.name]
     listed = []
     here = "of two classes" if data.num_classes == 2 else "of more classes"
@@ -94,8 +94,8 @@ def candidates(data: ValidationSet) -> list[str]:
         if one.is_per_class and not _has_enough(name, data):
             continue
         mixed = [MIXED + name] if name in WITH_MIXTURE else []
-        # Parameters per class only behind the mixture: no worse without zeros, and half the time.
-        listed += mixed if mixed and one.is_per_class else [name, *mixed]
+        # Parameters per class only with the mixture or only without: no worse, and half the time.
+        listed += [name] if name in MOST_CLASSES else mixed if mixed and one.is_per_class else [name, *mixed]
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
@@ -119,7 +119,7 @@ def _has_enough(name: str, data: ValidationSet) -> bool:
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
         return not len(rare) and complete and count >= SAMPLES_PER_PARAMETER * parameters
-    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
+    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any() or MOST_CLASSES.get(name, K) < K:
         return False
     most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
     complete = complete or may_miss_classes(len(data), K)
@@ -266,7 +266,6 @@ def choose(
         "cross_validated_nll": decision.means,
         "gain": decision.gain,
         "gain_error": decision.gain_error,
-        "pull": decision.pull,
         "folds": len(masks),
         "budget_seconds": budget_seconds,
     }
@@ -344,7 +343,6 @@ class _Decision:
     gain: float  # Mean NLL of the logits less that of the answer, nats, and its standard error
     gain_error: float
     why: str
-    pull: float = 0.0
     unseen: tuple[tuple[Mask, ArrayCalibrator], ...] = ()
 
 
@@ -352,7 +350,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
     plain = IdentityMap.name
     counts = np.ones(len(data)) if data.weights is None else data.weights
     means = {name: float(np.average(one.losses, weights=counts)) for name, one in found.items()}
-    if not shows_errors(data.facts, data.labels):
+    if not data.shows_errors:
         why = (
             "no predicted label is wrong, so nothing limits how sharp a method makes the probabilities:"
             " the logits stay unchanged"
@@ -367,7 +365,6 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         folds.floored(np.stack([found[name].losses for name in stacked], axis=1)),
         np.argmax(folds.masks, axis=0),
         counts,
-        MOST_OF_TWO if data.num_classes == 2 else MOST,
     )
     used = {name: w for name, w in zip(stacked, weights.all_rows.tolist(), strict=True) if w > 0}
     losses = weights.losses
@@ -376,6 +373,8 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         if mean > max(error, TOLERANCE):
             used, losses = {others[0]: 1.0}, found[others[0]].losses
     gain, error = _mean_and_error(found[plain].losses - losses, data)
+    if gain <= 0.0 and data.effective >= ENOUGH_TO_TELL:
+        used = {plain: 1.0}
     if len(used) == 1:  # the plainest of those that are as good
         size = {name: parse(name).num_parameters(data.num_classes) for name in stacked}
         (name,) = used
@@ -392,7 +391,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
             f"no mixture of {len(found)} methods is clearly better on unseen folds than the unchanged logits:"
             f" NLL {-gain:+.4f} ± {error:.4f}"
         )
-        return _Decision(plain, used, means, gain, error, why, weights.pull)
+        return _Decision(plain, used, means, gain, error, why)
     if len(used) == 1:
         why = (
             f"`{name}` is as good as any mixture of {len(found)} methods: {gain:.4f} ± {error:.4f} nats below"
@@ -400,9 +399,9 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         )
     else:
         why = (
-            f"a mixture of {shown} is {gain:.4f} ± {error:.4f} nats below the unchanged logits on unseen"
-            f" folds; `{best}`, the best method alone, is {abs(behind):.4f} ± {behind_error:.4f}"
-            f" {'above' if behind >= 0 else 'below'} it"
+            f"a mixture of {shown} is {abs(gain):.4f} ± {error:.4f} nats {'below' if gain >= 0 else 'above'}"
+            f" the unchanged logits on unseen folds; `{best}`, the best method alone, is {abs(behind):.4f} ±"
+            f" {behind_error:.4f} {'above' if behind >= 0 else 'below'} it"
         )
     unseen = []
     for fold, inside in enumerate(folds.masks):
@@ -413,7 +412,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         parts = [Component(name, found[name].folds[fold].logit_map) for name in shares]
         unseen.append((inside, folds.stack(parts, np.array(list(shares.values())))))
     chosen = next(iter(used)) if len(used) == 1 else "stack"
-    return _Decision(chosen, used, means, gain, error, why, weights.pull, tuple(unseen))
+    return _Decision(chosen, used, means, gain, error, why, tuple(unseen))
 
 
 def _mean_and_error(values: Floats, data: ValidationSet) -> tuple[float, float]:
@@ -432,90 +431,64 @@ class StackWeights:
 
     all_rows: Floats
     by_fold: Floats
-    pull: float
     losses: Floats  # (N,), of the mixture by the weights of the fold's own, in nats
 
 
-def stack_weights(losses: Floats, fold_of: NDArray[Any], counts: Floats, most: int) -> StackWeights:
+def stack_weights(losses: Floats, fold_of: NDArray[Any], counts: Floats, most: int = MOST) -> StackWeights:
     """Give the weights of a stack, of at most so many components.
 
     `losses`: (N, M), of M methods on samples that they have not seen, in nats. `fold_of`: (N,), from 0.
     `counts`: (N,), how much each sample counts.
     """
-    likelihoods, folds = np.exp(-losses), int(fold_of.max()) + 1
-    # A problem for each fold, without its rows, and a last one with all.
-    taken = [*(np.where(fold_of == fold, 0.0, counts) for fold in range(folds)), counts]
-    found = np.array([[mixing_weights(likelihoods, one, pull) for one in taken] for pull in PULLS])
-    own = np.einsum("nm,pnm->pn", likelihoods, found[:, fold_of])
-    scores = np.array([np.bincount(fold_of, weights=counts * -np.log(one)) for one in own])
-    chosen = np.append(
-        (scores.sum(axis=1, keepdims=True) - scores).argmin(axis=0), scores.sum(axis=1).argmin()
-    )
-    weights = np.array(
+    likelihoods = np.exp(-losses)
+    by_fold = np.array(
         [
-            _pruned(likelihoods, taken[place], PULLS[index], found[index, place], most)
-            for place, index in enumerate(chosen)
+            _weights_of_few(likelihoods, np.where(fold_of == fold, 0.0, counts), most)
+            for fold in range(int(fold_of.max()) + 1)
         ]
     )
-    unseen = -np.log((likelihoods * weights[fold_of]).sum(axis=1))
-    return StackWeights(weights[folds], weights[:folds], PULLS[chosen[folds]], unseen)
+    unseen = -np.log((likelihoods * by_fold[fold_of]).sum(axis=1))
+    return StackWeights(_weights_of_few(likelihoods, counts, most), by_fold, unseen)
 
 
-def mixing_weights(likelihoods: Floats, counts: Floats, pull: float) -> Floats:
-    """Maximise `sum_i n_i log (q_i w) + pull log w_best` over w on the simplex (M,).
+def _weights_of_few(likelihoods: Floats, counts: Floats, most: int) -> Floats:
+    """Leave out the method of the smallest weight while there are more than `most`, or it is below 5 %."""
+    kept = np.arange(likelihoods.shape[1])
+    while True:
+        found = mixing_weights(likelihoods[:, kept], counts, PRIOR)
+        least = found.argmin()
+        if len(kept) <= most and found[least] >= LEAST_SHARE:
+            break
+        kept = np.delete(kept, least)
+    weights = np.zeros(likelihoods.shape[1])
+    weights[kept] = found
+    return weights
 
-    `likelihoods`: q (N, M), above 0. `counts`: n (N,). `best` is the method of the lowest loss.
 
-    The problem is that over w >= 0 with the term `-(sum n + pull) sum w`. Newton's steps are quadratic
-    programs over w >= 0, solved as non-negative least squares, with a line search (Kim, Carbonetto, Stephens
-    and Anitescu 2020): ten of them find which weights are 0 exactly.
+def mixing_weights(likelihoods: Floats, counts: Floats, prior: float) -> Floats:
+    """Maximise `sum_i n_i log (q_i w) + prior sum_m log w_m` over w on the simplex (M,).
+
+    `likelihoods`: q (N, M), above 0. `counts`: n (N,). `prior`: above 0.
+
+    The optimum is that over w > 0 with the term `-(sum n + M prior) sum w`, which Newton's method finds.
     """
     q, n = likelihoods[counts > 0.0], counts[counts > 0.0]
-    towards = np.zeros(q.shape[1])
-    towards[(n @ np.log(q)).argmax()] = pull
-    total = n.sum() + pull
+    total = n.sum() + q.shape[1] * prior
 
     def value(w: Floats) -> float:
-        pulled = towards > 0.0
-        return float(n @ np.log(q @ w) + towards[pulled] @ np.log(w[pulled]) - total * w.sum())
+        return float(n @ np.log(q @ w) + prior * np.log(w).sum() - total * w.sum())
 
     w = np.full(q.shape[1], 1.0 / q.shape[1])
     reached = value(w)
     for _ in range(STEPS):
         ratios = q / (q @ w)[:, None]
-        drawn = np.divide(towards, w, out=np.zeros_like(w), where=towards > 0.0)
-        slope = n @ ratios + drawn - total
-        curvature = ratios.T @ (n[:, None] * ratios) + np.diag(
-            np.divide(drawn, w, out=0.0 * w, where=w > 0.0)
-        )
-        curvature += RIDGE * np.trace(curvature) * np.eye(len(w))
-        root = np.linalg.cholesky(curvature)
-        step = nnls(root.T, np.linalg.solve(root, curvature @ w + slope))[0] - w
-        gain, length = float(slope @ step), 1.0
+        slope = n @ ratios + prior / w - total
+        step = np.linalg.solve(ratios.T @ (n[:, None] * ratios) + np.diag(prior / w**2), slope)
+        gain, length = float(slope @ step), min(1.0, INSIDE / max((-step / w).max(), INSIDE))
         if gain < STILL * total:
             break
-        with np.errstate(divide="ignore", invalid="ignore"):  # a step to where nothing is left: not above
-            while length > SHORTEST and not value(w + length * step) >= reached + 1e-4 * length * gain:
-                length /= 2.0
+        while length > SHORTEST and value(w + length * step) < reached + 1e-4 * length * gain:
+            length /= 2.0
         w = w + length * step
         reached = value(w)
-    found = np.where(w < LEAST_WEIGHT, 0.0, w)
-    return np.asarray(found / found.sum())
-
-
-def _pruned(likelihoods: Floats, counts: Floats, pull: float, weights: Floats, most: int) -> Floats:
-    """Leave out the smallest weights while this costs little, and where there are more than `most`."""
-
-    def mean_loss(weights: Floats) -> float:
-        return float(counts @ -np.log(likelihoods @ weights) / counts.sum())
-
-    start = mean_loss(weights)
-    while (left := np.flatnonzero(weights)).size > 1:
-        fewer = left[left != left[weights[left].argmin()]]
-        tried = np.zeros_like(weights)
-        tried[fewer] = mixing_weights(likelihoods[:, fewer], counts, pull)
-        # Also where more has been spent already, because there were too many: one that costs nothing goes.
-        if len(left) <= most and mean_loss(tried) >= max(start + WORTH, mean_loss(weights) + FREE):
-            break
-        weights = tried
-    return weights
+    return np.asarray(w / w.sum())

@@ -27,7 +27,7 @@ class LinearMap(TemperedMap):
 
     `temperature` is that of `ts` on the same data: W = I and w' = 0 is `ts`, and the fit does not depend on
     the scale of the logits. Where there are several strengths of the penalty, five-fold cross-validation
-    chooses one. The objective is convex.
+    chooses the strongest whose loss is within a standard error of the lowest. The objective is convex.
     """
 
     later: ClassVar[Mapping[str, float]] = {"temperature": 1.0}
@@ -83,14 +83,6 @@ class LinearMap(TemperedMap):
     def adopt(self, alone: LogitMap) -> None:
         if isinstance(alone, LinearMap):
             self.strength = alone.strength
-
-    def edges(self) -> Mapping[str, str]:
-        """Say so if the strength chosen is the first or the last of those tried."""
-        places = {self.strengths[0]: "strongest", self.strengths[-1]: "weakest"}
-        if len(self.strengths) <= 3 or self.strength not in places:
-            return {}
-        place = places[self.strength]
-        return {"strength": f"Cross-validation chose the {place} regularisation tried, {self.strength:g}."}
 
 
 class VectorScaling(LinearMap):
@@ -151,6 +143,7 @@ class DirichletCalibration(MatrixScaling):
     """`T(g) = W log softmax(g / temperature) + w'` (Kull et al. 2019), regularised as `matrix`."""
 
     name = "dirichlet"
+    stacked = "of more classes"
     combines = True
     normalises = True
 

@@ -129,9 +129,10 @@ class TemperedMap(LogitMap):
         return self.starts()
 
     def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
-        """Fit the temperature."""
+        """Fit the temperature; where no predicted label is wrong, nothing limits it, and it stays 1."""
         self.samples = data.effective
-        self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
+        if data.shows_errors:
+            self.parameters["temperature"] = np.array(best_temperature(data, tick)[0])
 
 
 def best_temperature(
