@@ -11,8 +11,8 @@ TUNABLES = "GLIBC_TUNABLES"
 LARGEST_KEPT = 32 * 2**20
 """Bytes from which a block is returned to the system as soon as it is freed."""
 SETTINGS = (
-    "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1"
-    f":glibc.malloc.mmap_threshold={LARGEST_KEPT}:glibc.malloc.trim_threshold={2 * LARGEST_KEPT}"
+    f"glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold={LARGEST_KEPT}"
+    f":glibc.malloc.trim_threshold={2 * LARGEST_KEPT}"
 )
 NOTICE = (
     "boxcal: compiling the solver for this processor in the background, which takes some 20 seconds of the "
@@ -22,12 +22,12 @@ NOTICE = (
 
 
 def set_up_allocator() -> None:
-    """Start this process anew with these settings of glibc; Linux may not grant huge pages.
+    """Start this process anew with these settings of glibc.
 
-    Weights and activations cost fewer address translations on huge pages. With an arena for each thread, the
-    free end of each would stay with the process, up to 64 MiB; `malloc_trim` returns only that of the first.
-    By default glibc starts with small thresholds and raises them, up to those set here, as larger blocks are
-    freed. Until then the arrays of each request get fresh pages, which the system clears, and return them.
+    With an arena for each thread, the free end of each would stay with the process, up to 64 MiB;
+    `malloc_trim` returns only that of the first. By default glibc starts with small thresholds and raises
+    them, up to those set here, as larger blocks are freed. Until then the arrays of each request get fresh
+    pages, which the system clears, and return them.
 
     glibc reads its tunables when a process starts, and at no later time. Tunables that are set already stay,
     and the process keeps its id.

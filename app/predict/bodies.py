@@ -18,6 +18,7 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
 from boxcal.app.http.dependencies import CLIENT_TIMEOUT
+from boxcal.app.http.limits import UNCOUNTED_BYTES
 from boxcal.app.http.problems import (
     BadRequest,
     BodyTooLarge,
@@ -255,6 +256,15 @@ def parse_json(body: bytes | memoryview) -> Any:
     if len(body) <= QUICK_BYTES:
         return orjson.loads(body)
     whole = bytes(body) if isinstance(body, memoryview) else body
+    lists = _count(whole) if len(whole) > UNCOUNTED_BYTES else 0
+    with COLLECTION_PAUSE:
+        if LIST_BYTES * lists > SHORT_LISTS * len(whole):
+            return from_json(whole, allow_inf_nan=False)
+        return orjson.loads(whole)
+
+
+def _count(whole: bytes) -> int:
+    """Refuse JSON that holds too much; return how many lists it has."""
     lists, objects, members = whole.count(b"["), whole.count(b"{"), whole.count(b":")
     taken = LIST_BYTES * lists + OBJECT_BYTES * objects + MEMBER_BYTES * members
     taken += NEW_NAME_BYTES * max(members - 16 * objects, 0)
@@ -267,10 +277,7 @@ def parse_json(body: bytes | memoryview) -> Any:
     ):
         if found > most:
             raise BodyTooLarge(f"The JSON body has about {found:,} {what}; the limit is {most:,}.")
-    with COLLECTION_PAUSE:
-        if LIST_BYTES * lists > SHORT_LISTS * len(whole):
-            return from_json(whole, allow_inf_nan=False)
-        return orjson.loads(body)
+    return lists
 
 
 def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import RPCS, UNKNOWN, Level
-from boxcal.app.predict.bodies import unblocked
+from boxcal.app.predict.bodies import COPIED, unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.settings import limits
@@ -118,8 +118,11 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
         async def answer(context: Any, peer: str, ticket: Ticket) -> Any:
             data = await self._received(context, ticket, is_open=is_open)
             check_size(details.method, data)
-            ticket.charge(measured(data))
-            request = await unblocked(len(data), _parsed, handler.request_deserializer, data)
+            size = measured(data)
+            ticket.charge(size)
+            if len(data) <= COPIED:
+                size -= len(data)  # raw contents are copied
+            request = await unblocked(size, _parsed, handler.request_deserializer, data)
             del data
             response = await handler.unary_unary(request, context)
             del request
@@ -127,7 +130,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             self._readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
             if size > UNCOUNTED_BYTES:
                 ticket.answer(size, context.add_done_callback)
-            written = await unblocked(size, handler.response_serializer, response)
+            written = await unblocked(0 if size <= COPIED else size, handler.response_serializer, response)
             if size > QUICK_COPY:
                 await self._copies.turn(size)
             return written
