@@ -394,7 +394,27 @@ def test_only_the_connection_of_a_peer_is_closed(host: str, peer: str) -> None:
             near = stack.enter_context(socket.create_connection((host, server.getsockname()[1])))
             ends.append((near, stack.enter_context(server.accept()[0])))
         (closed, _), (kept, other) = ends
-        close_connections([peer.format(closed.getsockname()[1])])
+        close_connections([peer.format(closed.getsockname()[1])], server.getsockname()[1])
         assert closed.recv(1) == b""
         other.sendall(b"1")
         assert kept.recv(1) == b"1"
+
+
+def test_a_connection_to_another_port_stays_though_its_other_end_is_the_same() -> None:
+    """As that of an HTTP client, whose system gives connections to two ports one number."""
+    with ExitStack() as stack:
+        clients, ends, ports = list[socket.socket](), list[socket.socket](), list[int]()
+        for _ in range(2):
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            client.bind(("127.0.0.1", clients[0].getsockname()[1] if clients else 0))
+            client.connect(server.getsockname())
+            clients.append(client)
+            ends.append(stack.enter_context(server.accept()[0]))
+            ports.append(server.getsockname()[1])
+        assert clients[0].getsockname() == clients[1].getsockname()
+        close_connections([f"ipv4:127.0.0.1:{clients[0].getsockname()[1]}"], ports[0])
+        assert clients[0].recv(1) == b""
+        ends[1].sendall(b"1")
+        assert clients[1].recv(1) == b"1"

@@ -103,7 +103,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
         self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._watches = Shares("watches", WATCHES, WATCHES // 4)
         self._reflections = Shares("reflections", REFLECTIONS, REFLECTIONS // 4)
-        self._readers = Readers()
+        self.readers = Readers()
         self._copies = Copies()
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -127,7 +127,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             response = await handler.unary_unary(request, context)
             del request
             size = response.ByteSize()
-            self._readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
+            self.readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
             if size > UNCOUNTED_BYTES:
                 ticket.answer(size, context.add_done_callback)
             written = await unblocked(0 if size <= COPIED else size, handler.response_serializer, response)
@@ -196,7 +196,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
-            self._readers.expect(context, peer, STALL_SECONDS)  # a stream may have answers before the error
+            self.readers.expect(context, peer, STALL_SECONDS)  # a stream may have answers before the error
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
@@ -292,6 +292,7 @@ class Readers:
     """
 
     def __init__(self) -> None:
+        self.port = 0  # On which gRPC listens
         self._due: dict[int, Counter[str]] = {}
 
     def expect(self, context: Any, peer: str, seconds: float) -> None:
@@ -314,14 +315,17 @@ class Readers:
         if late:
             names = ", ".join(sorted(late))
             logger.warning("gRPC: disconnecting who did not read answers (%d): %.200s", len(late), names)
-            asyncio.get_running_loop().run_in_executor(None, close_connections, late)
+            asyncio.get_running_loop().run_in_executor(None, close_connections, late, self.port)
 
 
-def close_connections(peers: Collection[str]) -> None:
-    """Close the connections of peers such as `ipv4:127.0.0.1:50000`; gRPC then ends their calls."""
+def close_connections(peers: Collection[str], port: int) -> None:
+    """Close the connections of peers such as `ipv4:127.0.0.1:50000` to a port; gRPC then ends their calls.
+
+    A connection to another port of this process may have the same address at its other end.
+    """
     addresses = {host_and_port(peer) for peer in peers}
     for one in _connections():
-        if _address(one) in addresses:
+        if one.getsockname()[1] == port and _address(one) in addresses:
             one.shutdown(socket.SHUT_RDWR)
 
 

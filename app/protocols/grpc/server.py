@@ -204,9 +204,10 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
         ("grpc.max_allowed_incoming_connections", most_connections),
     ]
+    interceptor = Interceptor(state.admission)
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
-        interceptors=[Interceptor(state.admission)],
+        interceptors=[interceptor],
         options=[*options, ("grpc.so_reuseport", int(state.is_shared))],
         maximum_concurrent_rpcs=MAX_CALLS,
     )
@@ -222,6 +223,7 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
         bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
         raise InternalError(f"gRPC cannot listen on {host}:{port}: {error}") from error
+    interceptor.readers.port = bound
     await server.start()
     logger.info("gRPC on %s:%d", host, bound)
     shares = asyncio.create_task(keep_shares(most_connections, bound))
