@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ async def exchange(address: tuple[str, int], case: Case, seconds: float | None =
         No answer, or one too late; a response that is not HTTP.
     """
     limit = (case.seconds if seconds is None else seconds) + GRACE_SECONDS
+    began = time.monotonic()
     reader, writer = await asyncio.open_connection(*address)
     answers = Answers(have_bodies=not case.data.startswith(b"HEAD "))
     try:
@@ -91,11 +93,13 @@ async def exchange(address: tuple[str, int], case: Case, seconds: float | None =
             return []
         try:
             async with asyncio.timeout(limit):
-                await _read(reader, answers, case.answers or 1)
+                end = await _read(reader, answers, case.answers or 1)
         except TimeoutError:
             raise Broken(f"{len(answers.complete)} answers in {limit:g} s") from None
         except httptools.HttpParserError as error:
             raise Broken(f"an answer is no HTTP: {error}") from None
+        if case.answers and not answers.complete:
+            raise Broken(f"{end} after {time.monotonic() - began:.3f} s, before an answer was complete")
         return answers.complete
     finally:
         writer.close()
@@ -103,10 +107,16 @@ async def exchange(address: tuple[str, int], case: Case, seconds: float | None =
             await writer.wait_closed()
 
 
-async def _read(reader: asyncio.StreamReader, answers: Answers, count: int) -> None:
-    with suppress(ConnectionResetError):
+async def _read(reader: asyncio.StreamReader, answers: Answers, count: int) -> str:
+    """Feed the responses until they are complete; say how the connection ended, and after how many bytes."""
+    received = 0
+    try:
         while len(answers.complete) < count and (data := await reader.read(1 << 16)):
+            received += len(data)
             answers.feed(data)
+    except ConnectionResetError:
+        return f"reset with {received} bytes received,"
+    return f"closed with {received} bytes received,"
 
 
 def judge(case: Case, answers: list[Answer], document: Mapping[str, Any]) -> None:
