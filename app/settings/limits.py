@@ -3,7 +3,7 @@
 MAX_BODY_BYTES = 32 * 2**20
 """Of a request with inputs, logits or labels."""
 MAX_MESSAGE_BYTES = 8 * 2**20
-"""Of a gRPC message with these. gRPC copies it three times on the event loop, which takes up to 30 ms."""
+"""Of a gRPC message with these. gRPC copies it three times on the event loop, which takes up to 34 ms."""
 MAX_JSON_BYTES = 4 * 2**20
 """Of a JSON body with these. One call parses it, for which no other thread runs."""
 SMALL_BODY_BYTES = 64 * 2**10

@@ -58,7 +58,9 @@ SAMPLES_PER_CLASS, ENOUGH = 10, 100
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
 MOST_CLASSES = {"dirichlet": 20}
-"""Of methods that take longer than all others together with more; they are tried without a mixture before."""
+"""Of a method that takes long with more."""
+WITHOUT_MIXTURE = {"dirichlet"}
+"""Methods with parameters per class that a mixture before them makes no better."""
 BUDGET_SECONDS = 120.0
 """Processor time for the candidates, unless the caller says otherwise."""
 PRIOR = 0.25
@@ -95,7 +97,9 @@ def candidates(data: ValidationSet) -> list[str]:
             continue
         mixed = [MIXED + name] if name in WITH_MIXTURE else []
         # Parameters per class only with the mixture or only without: no worse, and half the time.
-        listed += [name] if name in MOST_CLASSES else mixed if mixed and one.is_per_class else [name, *mixed]
+        listed += (
+            [name] if name in WITHOUT_MIXTURE else mixed if mixed and one.is_per_class else [name, *mixed]
+        )
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
