@@ -102,7 +102,7 @@ $(RAY): requirements-ray.lock pyproject.toml
 ray: $(RAY) ## Install Ray into an environment of its own, .venv-ray
 
 test-long: $(DEV) $(RAY) ## Run the tests that take minutes
-	$(BIN)/python -m pytest -m long --timeout 1800
+	$(BIN)/python -m pytest -m long --timeout 1800 -o faulthandler_timeout=1920
 
 fuzz: $(DEV) ## Send 5,000 damaged requests to a running service
 	$(BIN)/python -m tools.fuzz 5000 --seed 14

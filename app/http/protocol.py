@@ -100,7 +100,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._chunk = self._head_bytes = 0
+        self._chunk = self._head_chunk = self._head_bytes = 0
         self._head_since: float | None = None
         self._received = self._chunks = self._head_end = 0
         self._checkpoint = (time.monotonic(), 0)
@@ -156,15 +156,16 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
         self._head_since = time.monotonic()
+        self._head_chunk = self._chunk
 
     def on_headers_complete(self) -> None:
         """Begin to answer a request, through a transport of its own."""
-        known = self._head_bytes + self._chunk
+        most = self._head_chunk + self._head_bytes  # the chunk may have begun with another request
         self._head_since = None
         self._head_bytes = 0
         self._checkpoint = (time.monotonic(), self._received)
         self._chunks, self._head_end = 0, self._received - self._chunk  # the body may have begun
-        if known > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
+        if most > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES:
             self._refuse(TOO_LARGE)
             raise ValueError("the headers are too large")  # ends the parser, and with it `data_received`
         if self._is_reserve and b"/health/" not in self.url.partition(b"?")[0]:
