@@ -79,6 +79,8 @@ between two turns closes no connection with an unread request.
 """
 TICKS_PER_CHECK = 10
 """uvicorn calls `on_tick` ten times a second."""
+STANDSTILL_SECONDS = 1.0
+"""Between two ticks, as where the machine is paused: clients are not slow before what they sent is read."""
 FAILED = 70
 """Exit status of a process that can no longer predict."""
 
@@ -112,11 +114,16 @@ class Server(uvicorn.Server):
 
     failed = False
     _certificate: CertificateReloader | None = None
+    _is_check_due = False
+    _ticked = 0.0
 
     async def on_tick(self, counter: int) -> bool:
         """Check slow clients and the TLS certificate, and say whether to stop."""
-        if counter % TICKS_PER_CHECK == 0:
-            now = time.monotonic()
+        now = time.monotonic()
+        has_stood_still, self._ticked = now - self._ticked > STANDSTILL_SECONDS, now
+        self._is_check_due = self._is_check_due or counter % TICKS_PER_CHECK == 0
+        if self._is_check_due and not has_stood_still:
+            self._is_check_due = False
             if self.config.ssl is not None:
                 if self._certificate is None:
                     settings: Settings = self.lifespan.state["boxcal"].settings

@@ -53,15 +53,16 @@ MAX_NAMED = 300_000
 """Lists, objects and members of a JSON body, by brackets and colons: a member with a new name takes .2 us."""
 MAX_STRINGS = 750_000
 """Of a JSON body, counted by their quotation marks: one takes 60 ns."""
-LIST_BYTES, OBJECT_BYTES, MEMBER_BYTES = 80, 200, 56
-"""Of memory that each of a JSON body takes, at most; a number takes 8 times its text, a string 14 times."""
-NEW_NAME_BYTES = 112
+LIST_BYTES, OBJECT_BYTES, MEMBER_BYTES = 128, 200, 56
+"""Of memory that each of a JSON body takes, at most, a list with its first number. More numbers take 8 times
+their text, a string 14 times."""
+NEW_NAME_BYTES = 144
 """More, for each member beyond 16 of an object: names that differ are not shared."""
-SHORT_LISTS = 7.5
-"""Bytes of lists for each byte of a body, from which a parser reads it that takes no memory for a tree of its
-own, 16 bytes or more for each value. It takes up to twice the time."""
+SHORT_LIST, SHORT_STRING = 11, 5
+"""Bytes of a body for each of its lists, and for each string that is no name. Where there are fewer, a parser
+reads it that takes no memory for a tree of its own, 16 bytes or more a value, and up to twice the time."""
 MOST_GROWTH = 20
-"""Times its size may a JSON body take, also while it is parsed; lists of one short number take up to 22."""
+"""Times its size may a JSON body take, also while it is parsed."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
 ALIGNMENT = 8
@@ -256,28 +257,27 @@ def parse_json(body: bytes | memoryview) -> Any:
     if len(body) <= QUICK_BYTES:
         return orjson.loads(body)
     whole = bytes(body) if isinstance(body, memoryview) else body
-    lists = _count(whole) if len(whole) > UNCOUNTED_BYTES else 0
+    has_short_values = len(whole) > UNCOUNTED_BYTES and _count(whole)
     with COLLECTION_PAUSE:
-        if LIST_BYTES * lists > SHORT_LISTS * len(whole):
-            return from_json(whole, allow_inf_nan=False)
-        return orjson.loads(whole)
+        return from_json(whole, allow_inf_nan=False) if has_short_values else orjson.loads(whole)
 
 
-def _count(whole: bytes) -> int:
-    """Refuse JSON that holds too much; return how many lists it has."""
+def _count(whole: bytes) -> bool:
+    """Refuse JSON that holds too much; return whether its lists or strings are short."""
     lists, objects, members = whole.count(b"["), whole.count(b"{"), whole.count(b":")
+    strings = whole.count(b'"') // 2
     taken = LIST_BYTES * lists + OBJECT_BYTES * objects + MEMBER_BYTES * members
     taken += NEW_NAME_BYTES * max(members - 16 * objects, 0)
     most_taken = MOST_GROWTH * len(whole)
     for what, found, most in (
         ("lists and objects", lists + objects, MAX_CONTAINERS),
         ("lists, objects and members", lists + objects + members, MAX_NAMED),
-        ("strings", whole.count(b'"') // 2, MAX_STRINGS),
+        ("strings", strings, MAX_STRINGS),
         ("bytes of memory for its lists, objects and members", taken, most_taken),
     ):
         if found > most:
             raise BodyTooLarge(f"The JSON body has about {found:,} {what}; the limit is {most:,}.")
-    return lists
+    return len(whole) < max(SHORT_LIST * lists, SHORT_STRING * (strings - members))
 
 
 def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:

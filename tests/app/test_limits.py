@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -18,6 +18,7 @@ from boxcal.app.http import protocol
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
 from tests.app.running import PNG, Service, running
+from tests.app.waiting import until
 
 
 @pytest.fixture
@@ -72,6 +73,24 @@ def test_a_half_open_request_is_closed(quick: Service, sent: bytes) -> None:
     live(quick)
     expected = b"HTTP/1.1 408 Request Timeout" if sent else b""
     assert all(answer.startswith(expected) for answer in answers)
+
+
+def test_what_came_while_the_service_stood_still_is_received(quick: Service) -> None:
+    """A client is not slow where the machine is paused, and the server looks before it has read."""
+
+    def pause() -> None:
+        time.sleep(2.5)
+        with suppress(StopIteration):
+            quick.server.on_tick(0).send(None)
+
+    with connect(quick) as line:
+        line.sendall(b"GET /health/live HTTP/1.1\r\n")
+        until(lambda: len(quick.server.server_state.connections) == 1)
+        (connection,) = quick.server.server_state.connections
+        connection.loop.call_soon_threadsafe(pause)
+        time.sleep(0.5)
+        line.sendall(b"host: localhost\r\nconnection: close\r\n\r\n")
+        assert read_all(line).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_body_that_arrives_byte_by_byte_is_refused(quick: Service) -> None:

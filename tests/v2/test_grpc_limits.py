@@ -156,7 +156,7 @@ def slowest_health_check(service: Service, work: Any) -> float:
 def test_typed_contents_are_read_beside_the_event_loop(service: Service, address: str) -> None:
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     tensor = request.inputs.add(name="logits", datatype="INT64", shape=[200_000, 10])
-    tensor.contents.int64_contents.extend([1] * 2_000_000)
+    tensor.contents.int64_contents.extend([1000] * 2_000_000)
     request.outputs.add(name="probabilities")
     answers = []
     assert slowest_health_check(service, lambda: answers.append(inferred(address, request))) < 1.0
@@ -184,6 +184,32 @@ def test_what_is_parsed_is_limited_and_charged(service: Service, address: str, m
     ):
         inferred(address, request)
     assert memory(service) - before < 100 * MIB
+
+
+@pytest.mark.parametrize(
+    ("datatype", "member", "number", "status"),
+    [
+        ("INT64", "int64_contents", 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        ("INT64", "int64_contents", 128, None),
+        ("FP32", "fp32_contents", 0, None),
+        ("FP64", "fp64_contents", 0, None),
+    ],
+)
+def test_typed_numbers_take_at_most_20_times_their_message(
+    address: str, datatype: str, member: str, number: float, status: Any
+) -> None:
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    tensor = request.inputs.add(name="logits", datatype=datatype, shape=[30_000, 10])
+    getattr(tensor.contents, member).extend([number] * 300_000)
+    request.outputs.add(name="index")
+    if status is None:
+        assert len(inferred(address, request).raw_output_contents) == 1
+        return
+    with pytest.raises(
+        grpc.RpcError, match="9,901,280 bytes of memory for typed numbers; the limit is 6,001,280"
+    ) as refused:
+        inferred(address, request)
+    assert refused.value.code() is status
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -91,11 +92,17 @@ async def exchange(address: tuple[str, int], case: Case, seconds: float | None =
                 async with asyncio.timeout(0.01):
                     await writer.drain()
             return []
+        reading = asyncio.create_task(_read(reader, answers, case.answers or 1))
+        for _ in range(math.ceil(limit)):
+            # One by one: where the machine stands still, that is one second.
+            await asyncio.wait([reading], timeout=1)
+            if reading.done():
+                break
+        else:
+            reading.cancel()
+            raise Broken(f"{len(answers.complete)} answers in {limit:g} s")
         try:
-            async with asyncio.timeout(limit):
-                end = await _read(reader, answers, case.answers or 1)
-        except TimeoutError:
-            raise Broken(f"{len(answers.complete)} answers in {limit:g} s") from None
+            end = reading.result()
         except httptools.HttpParserError as error:
             raise Broken(f"an answer is no HTTP: {error}") from None
         if case.answers and not answers.complete:

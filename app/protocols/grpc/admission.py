@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+import numpy as np
 from grpc_health.v1 import health
 
 from boxcal.app.http.admission import Admission, Ticket
@@ -38,7 +39,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import RPCS, UNKNOWN, Level
-from boxcal.app.predict.bodies import COPIED, unblocked
+from boxcal.app.predict.bodies import COPIED, MOST_GROWTH, unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.settings import limits
@@ -64,8 +65,10 @@ COUNTED = ((5,), (6,), (5, 5))
 """The fields `inputs` and `outputs` of a request, and the typed contents of an input."""
 UNPARSED = ((7,), (5, 5, 8))
 """Raw contents and typed `BYTES`: all else, numbers for the most part, becomes larger when it is parsed."""
+WIDTHS = {(5, 5, 6): 4, (5, 5, 7): 8}
+"""Bytes of each number of typed `FP32` and `FP64`; of other numbers, the last byte alone is below 128."""
 PARSED_BYTES = 32
-"""Of a number of one byte: 8 in the message, which doubles as it grows, and 8 in an array."""
+"""Of a number: 8 in the message, which doubles as it grows, and 8 in an array."""
 QUICK_SECONDS = 0.1
 RECEIVE_SECONDS = 20.0
 OPEN_SECONDS = 2.0
@@ -394,17 +397,21 @@ def measured(data: bytes) -> int:
     """
     if len(data) <= 2 * MAX_FIELDS:
         return len(data)
-    fields, parsed = count(data)
+    fields, parsed, numbers = count(data)
     if fields > MAX_FIELDS:
         raise InvalidParameter(f"The message has more than {MAX_FIELDS:,} inputs, outputs and parameters.")
     if fields < 0:
         raise MalformedBody("The message cannot be parsed: a field ends behind its end.")
-    if parsed > limits.MAX_JSON_BYTES:
-        raise BodyTooLarge(
-            f"The message has {parsed:,} bytes of typed contents and names; the limit is "
-            f"{limits.MAX_JSON_BYTES:,}. Send more as raw contents."
-        )
-    return len(data) + PARSED_BYTES * parsed
+    taken = len(data) + PARSED_BYTES * numbers
+    for what, found, most in (
+        ("bytes of typed contents and names", parsed, limits.MAX_JSON_BYTES),
+        ("bytes of memory for typed numbers", taken, MOST_GROWTH * max(len(data), UNCOUNTED_BYTES)),
+    ):
+        if found > most:
+            raise BodyTooLarge(
+                f"The message has {found:,} {what}; the limit is {most:,}. Send more as raw contents."
+            )
+    return taken
 
 
 def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
@@ -414,14 +421,16 @@ def _parsed(deserialize: Callable[[bytes], Any], data: bytes) -> Any:
         raise MalformedBody(f"The message cannot be parsed: {error!s:.100}.") from error
 
 
-def count(data: bytes | memoryview, limit: int = MAX_FIELDS, path: tuple[int, ...] = ()) -> tuple[int, int]:
-    """Count the fields of a message and in it, up to more than `limit`, and the bytes that are parsed.
+def count(
+    data: bytes | memoryview, limit: int = MAX_FIELDS, path: tuple[int, ...] = ()
+) -> tuple[int, int, int]:
+    """Count fields, up to more than `limit`, the bytes that are parsed, and the numbers in these, at most.
 
     A field is a tag, whose three lowest bits are the wire type, and a value. `path`: numbers of the fields in
     which this message is. The first count is -1 if a field ends behind the data.
     """
     data = memoryview(data)
-    position = fields = parsed = 0
+    position = fields = parsed = numbers = 0
     while position < len(data) and fields <= limit:
         tag, position = _varint(data, position)
         kind = tag & 7
@@ -432,17 +441,22 @@ def count(data: bytes | memoryview, limit: int = MAX_FIELDS, path: tuple[int, ..
             start, position = position, position + length
             inner = (*path, tag >> 3)
             if inner in COUNTED and position <= len(data):
-                more, bytes_in_it = count(data[start:position], limit - fields, inner)
+                more, bytes_in_it, numbers_in_it = count(data[start:position], limit - fields, inner)
                 if more < 0:
-                    return -1, parsed
+                    return -1, parsed, numbers
                 fields += more
                 parsed += bytes_in_it
+                numbers += numbers_in_it
             elif inner not in UNPARSED:
                 parsed += length
+                if inner in WIDTHS:
+                    numbers += length // WIDTHS[inner]
+                else:
+                    numbers += int(np.count_nonzero(np.frombuffer(data[start:position], np.int8) >= 0))
         else:
             position += {1: 8, 5: 4}.get(kind, len(data))
         fields += 1
-    return (fields if position <= len(data) else -1), parsed
+    return (fields if position <= len(data) else -1), parsed, numbers
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:

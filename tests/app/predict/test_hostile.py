@@ -263,7 +263,7 @@ def listed(item: bytes, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("item", "most", "says"),
     [
-        (b"[1,2]", 249_999, "250,001 lists and objects; the limit is 250,000"),
+        (b"[1,2,3]", 249_999, "250,001 lists and objects; the limit is 250,000"),
         (b'{"a":100000000}', 149_999, "300,001 lists, objects and members; the limit is 300,000"),
         (b'""', 750_000, "750,001 strings; the limit is 750,000"),
     ],
@@ -294,27 +294,29 @@ NAMES = ["".join(letters) for letters in itertools.islice(itertools.product(LETT
 @pytest.mark.parametrize(
     "body",
     [
-        *(listed(item, 200_000) for item in (b"[1.5]", b"[300]", b"[1,2]", b"[0,1,2]", b"[1.5,2.5]")),
+        *(listed(item, 200_000) for item in (b"[1.55]", b"[3000]", b"[0,1,2]", b"[1.5,2.5]", b"[3000,3000]")),
         *(listed(item, 80_000) for item in (b"[0.25,0.5]", b'{"a":0.5,"b":0.25}')),
         listed(b'{"logits":[1,2],"label":1}', 60_000),
-        ("{" + ",".join(f'"{name}a":0' for name in NAMES) + "}").encode(),
+        ("{" + ",".join(f'"{name}aa":0' for name in NAMES) + "}").encode(),
+        ("[" + ",".join(f'"{name[1:]}"' for name in 4 * NAMES) + "]").encode(),
     ],
     ids=lambda body: body[:20].decode(),
 )
-def test_a_body_takes_at_most_22_times_its_size_to_parse(body: bytes) -> None:
-    assert peak(body, "parse_json") < 22
+def test_a_body_takes_at_most_20_times_its_size_to_parse(body: bytes) -> None:
+    assert peak(body, "parse_json") < 20
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        *(listed(item, 200_000) for item in (b"[]", b"[[]]", b"{}", b'{"a":0}', b'{"a":[]}')),
-        ("{" + ",".join(f'"{name}":0' for name in NAMES) + "}").encode(),
+        *(listed(item, 200_000) for item in (b"[]", b"[[]]", b"[1.5]", b"[300]", b"{}", b'{"a":0}')),
+        listed(b'{"a":[]}', 200_000),
+        ("{" + ",".join(f'"{name}a":0' for name in NAMES) + "}").encode(),
     ],
     ids=lambda body: body[:20].decode(),
 )
 def test_a_body_that_would_take_more_is_refused(body: bytes) -> None:
-    assert peak(body, "orjson.loads") > 22
+    assert peak(body, "orjson.loads") > 20
     with raises_problem(BodyTooLarge, "The JSON body has about"):
         parse_json(body)
 
@@ -330,7 +332,7 @@ def test_no_garbage_is_collected_while_a_document_is_parsed() -> None:
     def note(phase: str, info: dict[str, int]) -> None:
         runs.append((phase, info["generation"]))
 
-    body = listed(b"[1,2]", 100_000)
+    body = listed(b"[1,2,3]", 100_000)
     gc.callbacks.append(note)
     try:
         orjson.loads(body)
@@ -346,7 +348,7 @@ def test_no_garbage_is_collected_while_a_document_is_parsed() -> None:
 
 
 def test_a_parse_that_fails_leaves_the_collector_on() -> None:
-    for body in (b"[" + b"1," * 100_000, listed(b"[1.5]", 20_000)[:-1], listed(b"[1,NaN]", 40_000)):
+    for body in (b"[" + b"1," * 100_000, listed(b"[1.25]", 20_000)[:-1], listed(b"[1,NaN]", 40_000)):
         with pytest.raises(ValueError, match="line 1 column"):
             parse_json(body)
     assert gc.isenabled()
