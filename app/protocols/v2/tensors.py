@@ -97,7 +97,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
                 f"{limits.min} to {limits.max}."
             )
     with np.errstate(over="ignore"):
-        return values.reshape(shape).astype(np.float64 if dtype.kind in REAL else dtype)
+        return values.reshape(shape).astype(np.float64 if dtype.kind in REAL else dtype, copy=False)
 
 
 def to_binary(values: Array) -> bytes:

@@ -294,7 +294,7 @@ NAMES = ["".join(letters) for letters in itertools.islice(itertools.product(LETT
 @pytest.mark.parametrize(
     "body",
     [
-        *(listed(item, 200_000) for item in (b"[1.55]", b"[3000]", b"[0,1,2]", b"[1.5,2.5]", b"[3000,3000]")),
+        *(listed(item, 200_000) for item in (b"[1.555]", b"[30000]", b"[0,1,2]", b"[1.5,2.5]", b"[300,300]")),
         *(listed(item, 80_000) for item in (b"[0.25,0.5]", b'{"a":0.5,"b":0.25}')),
         listed(b'{"logits":[1,2],"label":1}', 60_000),
         ("{" + ",".join(f'"{name}aa":0' for name in NAMES) + "}").encode(),
@@ -348,7 +348,7 @@ def test_no_garbage_is_collected_while_a_document_is_parsed() -> None:
 
 
 def test_a_parse_that_fails_leaves_the_collector_on() -> None:
-    for body in (b"[" + b"1," * 100_000, listed(b"[1.25]", 20_000)[:-1], listed(b"[1,NaN]", 40_000)):
+    for body in (b"[" + b"1," * 100_000, listed(b"[1.255]", 20_000)[:-1], listed(b"[1,NaN]", 40_000)):
         with pytest.raises(ValueError, match="line 1 column"):
             parse_json(body)
     assert gc.isenabled()
