@@ -193,7 +193,8 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
         return None
     message = (
         f"{_named(rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
-        f" parameters per class fit {_them(rare)} badly; `auto` takes `vector` and `sms` from ten samples on"
+        f" parameters per class fit {_them(rare)} badly; from ten samples on `auto` takes `vector`, `sms`"
+        " and, for at most 20 classes, `dirichlet`"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 

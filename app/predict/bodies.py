@@ -155,9 +155,9 @@ def _options_in_query(request: Request) -> dict[str, str]:
     return query
 
 
-async def unblocked(size: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Call `work` directly for up to `QUICK_BYTES` bytes, in a thread for more."""
-    if size <= QUICK_BYTES:
+async def unblocked(size: int, work: Callable[..., T], *arguments: Any, copied: int = 0) -> T:
+    """Call `work` directly for up to `QUICK_BYTES` bytes, and `COPIED` only copied; in a thread for more."""
+    if size <= QUICK_BYTES and copied <= COPIED:
         return work(*arguments)
     return await asyncio.to_thread(work, *arguments)
 

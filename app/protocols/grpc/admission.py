@@ -39,7 +39,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import RPCS, UNKNOWN, Level
-from boxcal.app.predict.bodies import COPIED, MOST_GROWTH, unblocked
+from boxcal.app.predict.bodies import MOST_GROWTH, unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.settings import limits
@@ -123,9 +123,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             check_size(details.method, data)
             size = measured(data)
             ticket.charge(size)
-            if len(data) <= COPIED:
-                size -= len(data)  # raw contents are copied
-            request = await unblocked(size, _parsed, handler.request_deserializer, data)
+            copied = len(data)  # raw contents, for the most part
+            request = await unblocked(
+                size - copied, _parsed, handler.request_deserializer, data, copied=copied
+            )
             del data
             response = await handler.unary_unary(request, context)
             del request
@@ -133,7 +134,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             self.readers.expect(context, peer, STALL_SECONDS + size / READ_BYTES)
             if size > UNCOUNTED_BYTES:
                 ticket.answer(size, context.add_done_callback)
-            written = await unblocked(0 if size <= COPIED else size, handler.response_serializer, response)
+            written = await unblocked(0, handler.response_serializer, response, copied=size)
             if size > QUICK_COPY:
                 await self._copies.turn(size)
             return written

@@ -129,21 +129,24 @@ class Inference:
 
     async def model_infer(self, request: Any, context: Any) -> Any:
         model = self._state.v2_model(request.model_name).v2
-        asked = await unblocked(_sent_size(request), read_request, request)
+        parsed, copied = _sent_sizes(request)
+        asked = await unblocked(parsed, read_request, request, copied=copied)
         answered = await model.infer(asked)
         least = sum(array.nbytes for _, array in answered.outputs)
         if least > MOST_ANSWER_BYTES:
             raise RequestTooLarge(
                 f"The answer has {least:,} bytes or more; the limit is {MOST_ANSWER_BYTES:,}. Ask for fewer."
             )
-        size = sum(array.nbytes * (8 if array.dtype.kind == "O" else 1) for _, array in answered.outputs)
-        return await unblocked(size, _response, request.id, answered)
+        texts = sum(8 * array.nbytes for _, array in answered.outputs if array.dtype.kind == "O")
+        return await unblocked(texts, _response, request.id, answered, copied=least)
 
 
-def _sent_size(request: Any) -> int:
-    """Count the bytes of raw contents, and eight for each typed value."""
+def _sent_sizes(request: Any) -> tuple[int, int]:
+    """Count bytes that are parsed, eight for each typed value, and those of raw numbers."""
     typed = (values for one in request.inputs for _, values in one.contents.ListFields())
-    return sum(map(len, request.raw_input_contents)) + 8 * sum(map(len, typed))
+    raw = sum(map(len, request.raw_input_contents))
+    has_texts = any(one.datatype == BYTES for one in request.inputs)
+    return 8 * sum(map(len, typed)) + raw * has_texts, raw
 
 
 def _response(identity: str, answered: Answered) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from boxcal.app.http.problems import BodyTooLarge, InvalidInput, InvalidParameter, MalformedBody
-from boxcal.app.predict.bodies import COPIED, QUICK_BYTES, parse_json
+from boxcal.app.predict.bodies import QUICK_BYTES, parse_json
 from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
 from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 from boxcal.app.settings import limits
@@ -25,9 +25,7 @@ REPEATED = 4096
 def parsed_size(body: bytes | memoryview, length: str) -> int:
     """Return how many bytes of a request are parsed, and not only viewed as numbers."""
     head = len(body) if isinstance(body, bytes) else int(length)
-    if not QUICK_BYTES < len(body) <= COPIED or head > QUICK_BYTES or b"BYTES" in bytes(body[:head]):
-        return len(body)
-    return head
+    return len(body) if head > QUICK_BYTES or b"BYTES" in bytes(body[:head]) else head
 
 
 @dataclass(frozen=True, slots=True)

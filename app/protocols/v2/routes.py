@@ -35,7 +35,6 @@ from boxcal.app.http.problems import (
     UnsupportedMediaType,
 )
 from boxcal.app.predict.bodies import (
-    COPIED,
     QUICK_BYTES,
     header,
     read_json,
@@ -185,7 +184,9 @@ async def infer(request: DirectRequest) -> None:
         body: bytes | memoryview = await read_tensors(request, int(length))
     else:
         body = await read_json(request, [BINARY_TENSORS])
-    asked, head = await unblocked(parsed_size(body, length), read_request, body, length, model, version)
+    asked, head = await unblocked(
+        parsed_size(body, length), read_request, body, length, model, version, copied=len(body)
+    )
     served = state.v2_model(model)
     if served.telemetry is not state.telemetry:
         request.scope[TELEMETRY] = served.telemetry
@@ -193,9 +194,8 @@ async def infer(request: DirectRequest) -> None:
     # Nothing is queued for a calibrator alone, so that a disconnect would free nothing.
     answered = await (work if model.endswith(CALIBRATOR) else unless_disconnected(request, work))
     size = sum(array.nbytes for _, array in answered.outputs)
-    if QUICK_BYTES < size <= COPIED and all_binary(answered, head):
-        size = 0
-    content, header_length = await unblocked(size, write_response, answered, head)
+    written = 0 if size > QUICK_BYTES and all_binary(answered, head) else size
+    content, header_length = await unblocked(written, write_response, answered, head, copied=size)
     headers = [(HEADER_LENGTH, str(header_length).encode())] if header_length else []
     await request.reply(BINARY if header_length else JSON, content, headers)
 
