@@ -44,10 +44,9 @@ $(BIN)/python:
 # Not compiled by pip, as most modules are never imported: those that are imported compile themselves.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
 	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.86 GB in $(VENV)"
-	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-light.lock
-	@echo "Installing boxcal, and compiling its loops for this processor: some 30 seconds"
+	@$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement requirements-light.lock
+	@echo "Installing boxcal; it compiles its loops for this processor at the first start, beside the service"
 	@$(BIN)/python -m pip install $(EDITABLE)
-	@$(BIN)/python -m boxcal.calibrators.warm
 	@touch $@
 
 $(RUNTIME): requirements.lock pyproject.toml | $(BIN)/python

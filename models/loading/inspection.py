@@ -211,7 +211,7 @@ def describe_model(spec: str) -> Description:
         found = tuple(backbone(inputs.batch(inputs.blank(2))).shape)
     if is_random:
         notes.append("the weights were not loaded; to serve the model, set BOXCAL_WEIGHTS")
-    if backbone.labels == tuple(map(str, range(backbone.num_classes))):
+    if spec != "digits" and backbone.labels == tuple(map(str, range(backbone.num_classes))):
         notes.append("the classes have no names; name them in a file and set BOXCAL_LABELS")
     return Description(
         model=spec,
