@@ -237,9 +237,7 @@ async def predict(request: DirectRequest) -> None:
         inputs: Inputs = np.atleast_1d(read_npy(posted.content))
     else:
         size = posted.size if posted.kind in {JSON, CSV} else 0
-        inputs = await unblocked(
-            size, inputs_of, posted, pipeline.batcher.max_queue_samples, pipeline.inputs.members
-        )
+        inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples, pipeline.inputs)
     as_npy = accepts_npy(request, posted.options)
     with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
         answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))

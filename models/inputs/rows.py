@@ -93,7 +93,9 @@ class RowInputs:
         return rows
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Turn a list of values, or an object of values by name, into one row; `cells` are text of CSV."""
+        """Turn values, or an object of values by name, into one row; `cells` are names and texts."""
+        if member == "cells":
+            value = dict(zip(*value, strict=True))
         if isinstance(value, dict):
             if unknown := next((name for name in value if name not in self._position), None):
                 raise UnusableInput(f"The model has no feature {unknown!r:.100}.")

@@ -16,9 +16,10 @@ import numpy as np
 import orjson
 import pytest
 
-from boxcal.app.http.problems import BodyTooLarge
+from boxcal.app.http.problems import BodyTooLarge, InvalidInput
 from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
 from boxcal.app.predict.bodies import COLLECTION_PAUSE, parse_json
+from boxcal.app.predict.inputs import csv_rows
 from boxcal.app.predict.lanes import BatchSizer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
@@ -304,6 +305,30 @@ NAMES = ["".join(letters) for letters in itertools.islice(itertools.product(LETT
 )
 def test_a_body_takes_at_most_20_times_its_size_to_parse(body: bytes) -> None:
     assert peak(body, "parse_json") < 20
+
+
+@pytest.mark.parametrize("cell", [b"1", b"12", b"1.5", b"1.25"])
+def test_rows_of_csv_take_at_most_20_times_their_size(cell: bytes) -> None:
+    line = b",".join([cell] * 10_000) + b"\n"
+    rows = "__import__('boxcal.app.predict.inputs', fromlist=['_']).csv_rows"
+    assert peak(line * 100, f"(lambda body: {rows}(body, 1024))") < 20
+
+
+def test_csv_is_refused_before_it_is_read(http: httpx.Client) -> None:
+    """The model reads images, and this would take a second."""
+    csv = {"content-type": "text/csv"}
+    answer = http.post("/predict", content=b"x," * 4_000_000 + b"x\n1\n", headers=csv)
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "The model takes image or tensor, not rows of CSV."
+    PAUSES.settle()
+    assert PAUSES.longest <= 0.05
+
+
+def test_lines_of_csv_have_a_limit() -> None:
+    most = b",".join([b"1"] * 65_536)
+    assert len(csv_rows(most + b"\n" + most, 1)) == 1
+    with raises_problem(InvalidInput, "line 2 has 65,537 values; the limit is 65,536"):
+        csv_rows(most + b"\n1," + most, 1)
 
 
 @pytest.mark.parametrize(
