@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import signal
 import socket
 import ssl
@@ -115,7 +116,7 @@ class Server(uvicorn.Server):
     failed = False
     _certificate: CertificateReloader | None = None
     _is_check_due = False
-    _ticked = 0.0
+    _ticked = math.inf
 
     async def on_tick(self, counter: int) -> bool:
         """Check slow clients and the TLS certificate, and say whether to stop."""
