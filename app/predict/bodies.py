@@ -62,7 +62,7 @@ SHORT_LIST, SHORT_STRING = 11, 5
 """Bytes of a body for each of its lists, and for each string that is no name. Where there are fewer, a parser
 reads it that takes no memory for a tree of its own, 16 bytes or more a value, and up to twice the time."""
 MOST_GROWTH = 20
-"""Times its size may a JSON body take, also while it is parsed."""
+"""Times its size may a JSON body or a message of gRPC take, also while it is parsed."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
 ALIGNMENT = 8

@@ -81,7 +81,7 @@ def inputs_of(posted: RequestBody, limit: int, inputs: ModelInputs) -> list[Inpu
     if posted.kind == TEXT:
         return [Input("text", _decoded(posted.content))]
     if posted.kind == CSV:
-        if "cells" not in inputs.members:
+        if "cells" not in members:
             raise InvalidInput(inputs.refusal("rows of CSV"))
         return csv_rows(posted.content, limit)
     sent = posted.content
@@ -264,8 +264,7 @@ class InputDecoder:
 
     def _check_member(self, sent: Input, name: str) -> None:
         if sent.member not in self.inputs.members:
-            member = "rows of CSV" if sent.member == "cells" else sent.member
-            raise InvalidInput(f"{name}{self.inputs.refusal(member)}")
+            raise InvalidInput(f"{name}{self.inputs.refusal(sent.member)}")
 
     def _pixels_of(self, sent: Input, name: str) -> int:
         """Return how many pixels the header of an image announces; 0 for another input."""
