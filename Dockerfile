@@ -29,7 +29,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
  && { test -d torch || python -m pip --python /opt/venv uninstall --yes setuptools; } \
  && NUMBA_CACHE_DIR=/tmp PYTHONPATH=/opt/boxcal /opt/venv/bin/python -c "import boxcal.app.server, boxcal.app.cli.commands, \
     boxcal.app.fitting.worker.main, boxcal.app.fitting.worker.fit, boxcal.app.tables.formats, boxcal.app.protocols.grpc.server, \
-    alembic.command, pyarrow.parquet, sklearn.isotonic, sklearn.linear_model, uvloop"
+    pyarrow.parquet, sklearn.isotonic, sklearn.linear_model, uvloop"
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title=boxcal \

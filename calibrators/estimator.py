@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -52,6 +52,7 @@ class _ShowsItsFit(BaseEstimator):  # type: ignore[misc]
         return bundle
 
 
+@dataclass(repr=False, eq=False)
 class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scikit-learn has no types
     """Calibrate logits or probabilities; the last step of a `Pipeline` whose step before returns them.
 
@@ -95,24 +96,14 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     array([[0.9, 0.1]])
     """
 
-    def __init__(
-        self,
-        method: str = "auto",
-        *,
-        classes: ArrayLike | None = None,
-        scores: Literal["auto", "logits", "probabilities", "percent"] = "auto",
-        lower: Any = None,
-        upper: Any = None,
-        seed: int = 0,
-        budget_seconds: float = BUDGET_SECONDS,
-    ) -> None:
-        self.method = method
-        self.classes = classes
-        self.scores = scores
-        self.lower = lower
-        self.upper = upper
-        self.seed = seed
-        self.budget_seconds = budget_seconds
+    method: str = "auto"
+    _: KW_ONLY
+    classes: ArrayLike | None = None
+    scores: Literal["auto", "logits", "probabilities", "percent"] = "auto"
+    lower: Any = None
+    upper: Any = None
+    seed: int = 0
+    budget_seconds: float = BUDGET_SECONDS
 
     def __sklearn_tags__(self) -> Any:
         """Say that it does not learn to classify: it keeps the classes that the logits name."""
@@ -250,6 +241,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         return lower, upper
 
 
+@dataclass(repr=False, eq=False)
 class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit):  # type: ignore[misc]
     """Calibrate a classifier by cross-validation; it stands in the place of `CalibratedClassifierCV`.
 
@@ -301,26 +293,15 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
     0.9
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        method: str = "auto",
-        cv: Any = 5,
-        *,
-        n_jobs: int | None = None,
-        lower: Any = None,
-        upper: Any = None,
-        seed: int = 0,
-        budget_seconds: float = BUDGET_SECONDS,
-    ) -> None:
-        self.estimator = estimator
-        self.method = method
-        self.cv = cv
-        self.n_jobs = n_jobs
-        self.lower = lower
-        self.upper = upper
-        self.seed = seed
-        self.budget_seconds = budget_seconds
+    estimator: Any
+    method: str = "auto"
+    cv: Any = 5
+    _: KW_ONLY
+    n_jobs: int | None = None
+    lower: Any = None
+    upper: Any = None
+    seed: int = 0
+    budget_seconds: float = BUDGET_SECONDS
 
     def __sklearn_tags__(self) -> Any:
         """Take what the estimator takes."""

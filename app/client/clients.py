@@ -16,7 +16,8 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from dataclasses import KW_ONLY, InitVar, dataclass
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse, connect_sse
@@ -33,54 +34,54 @@ DEFAULT_TIMEOUT = 35.0
 """Five seconds longer than the service's default."""
 
 
+@dataclass(repr=False, eq=False)
 class ClientBase:
     """What both clients know: where the service is, how long to wait, and when to retry."""
 
-    _open: Callable[..., Any]
+    url: str = DEFAULT_URL
+    _: KW_ONLY
+    api_key: str | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    retries: RetryPolicy | None = None
+    headers: Mapping[str, str] | None = None
+    verify: ssl.SSLContext | bool = True
+    http_client: Any = None
+    model: InitVar[str | None] = None
 
-    def __init__(
-        self,
-        url: str = DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-        retries: RetryPolicy | None = None,
-        headers: Mapping[str, str] | None = None,
-        verify: ssl.SSLContext | bool = True,
-        http_client: Any = None,
-        model: str | None = None,
-    ) -> None:
+    _open: ClassVar[Callable[..., Any]]
+
+    def __post_init__(self, model: str | None) -> None:
         try:
-            parsed_url = httpx.URL(url)
+            parsed_url = httpx.URL(self.url)
         except httpx.InvalidURL as error:
-            raise InvalidUrlError(f"{url!r} is not a URL: {error}") from error
+            raise InvalidUrlError(f"{self.url!r} is not a URL: {error}") from error
         if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
-            raise InvalidUrlError(f"{url!r} is not the URL of a service, such as {DEFAULT_URL}")
-        self._url, self._timeout, self._retries = url.rstrip("/"), timeout, retries or RetryPolicy()
-        key = api_key or os.environ.get("BOXCAL_API_KEY", "")
-        self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+            raise InvalidUrlError(f"{self.url!r} is not the URL of a service, such as {DEFAULT_URL}")
+        self.url = self.url.rstrip("/")
+        key = self.api_key or os.environ.get("BOXCAL_API_KEY", "")
+        self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(self.headers or {})}
+        self._policy = self.retries or RetryPolicy()
         self._model = {} if model is None else {"model": model}
-        self._owns_client = http_client is None
-        self._http = self._open(verify=verify) if http_client is None else http_client
+        self._http = self._open(verify=self.verify) if self.http_client is None else self.http_client
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         """Keyword arguments of httpx for one call."""
-        timeout = httpx.Timeout(self._timeout, read=self._timeout + call.extra_seconds)
+        timeout = httpx.Timeout(self.timeout, read=self.timeout + call.extra_seconds)
         given = dict(call.arguments)
         if self._model:
             given["params"] = {**given.get("params", {}), **self._model}
         if self._headers:
             given["headers"] = {**self._headers, **given.get("headers", {})}
-        return {"method": call.method, "url": self._url + call.path, "timeout": timeout, **given}
+        return {"method": call.method, "url": self.url + call.path, "timeout": timeout, **given}
 
     def _stream_arguments(self, fit_id: str) -> dict[str, Any]:
         """Keyword arguments of httpx for the event stream of a fit."""
         call = calls.fit_events(fit_id)
-        return self._arguments(call) | {"timeout": httpx.Timeout(self._timeout, read=SILENCE_SECONDS)}
+        return self._arguments(call) | {"timeout": httpx.Timeout(self.timeout, read=SILENCE_SECONDS)}
 
     def not_ready(self, seconds: float) -> AnswerTimeoutError:
         """Describe a wait that was too short."""
-        return AnswerTimeoutError(f"{self._url} was not ready within {seconds:g} s")
+        return AnswerTimeoutError(f"{self.url} was not ready within {seconds:g} s")
 
 
 def until(seconds: float) -> Iterator[None]:
@@ -260,7 +261,7 @@ class BoxcalClient(ClientBase):
 
     def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
         """Send one call and return its result, with the client's retries or others."""
-        for attempt in attempts(call, retries or self._retries):
+        for attempt in attempts(call, retries or self._policy):
             with attempt:
                 try:
                     response = self._http.request(**self._arguments(call))
@@ -310,7 +311,7 @@ class BoxcalClient(ClientBase):
 
     def close(self) -> None:
         """Close the connections."""
-        if self._owns_client:
+        if self.http_client is None:
             self._http.close()
 
     def __enter__(self) -> Self:
@@ -365,7 +366,7 @@ class AsyncBoxcalClient(ClientBase):
 
     async def send(self, call: Call[T], retries: RetryPolicy | None = None) -> T:
         """Send one call and return its result, with the client's retries or others."""
-        async for attempt in attempts(call, retries or self._retries):
+        async for attempt in attempts(call, retries or self._policy):
             with attempt:
                 try:
                     response = await self._http.request(**self._arguments(call))
@@ -411,7 +412,7 @@ class AsyncBoxcalClient(ClientBase):
 
     async def aclose(self) -> None:
         """Close the connections."""
-        if self._owns_client:
+        if self.http_client is None:
             await self._http.aclose()
 
     async def __aenter__(self) -> Self:

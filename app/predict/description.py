@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 
 from boxcal.app.http.dependencies import current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
-from boxcal.app.registry.migrations import HEAD
+from boxcal.app.registry.tables import HEAD
 from boxcal.app.schemas.service import Example, Limits, MethodDescription, Methods, ModelDescription, Release
 from boxcal.app.settings import limits
 from boxcal.calibrators.method import reads_of_methods

@@ -19,14 +19,13 @@ from sqlite3 import OperationalError as SqliteError
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
-from boxcal.app.registry.migrations import HEAD, SCRIPTS
-from boxcal.app.registry.tables import create_schema
+from boxcal.app.registry.migrations import migrate_tables
 
 logger = logging.getLogger("boxcal")
 
@@ -92,8 +91,6 @@ PAGE_BYTES = 16_384
 """Of a new SQLite file: blocks of predictions are large, and each page of them costs."""
 DISK_FULL = "53100"
 """PostgreSQL's code of the error."""
-NEXT = f"{int(HEAD) + 1:04}"
-"""The next release's revision: its migrations only add, so that this release works on its tables."""
 LEADER_LOCK = 0x6C656164
 """First key of the advisory locks of `leads`; the second names the work."""
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
@@ -153,7 +150,7 @@ class Database:
             with self._transaction(self._writing.execution_options(seconds=MIGRATION_SECONDS)) as connection:
                 if not self.is_sqlite:
                     connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-                self._migrate(connection)
+                migrate_tables(connection, self._shown, may_migrate=self._may_migrate)
                 for work in list(self._prepare):
                     work(connection)
         except SQLAlchemyError as error:
@@ -247,52 +244,8 @@ class Database:
         if not self.is_sqlite:
             connection.execute(text("NOTIFY boxcal"))
 
-    def _migrate(self, connection: Connection) -> None:
-        revision = check_revision(connection, self._shown)
-        if revision in (HEAD, NEXT):
-            return
-        if revision is None and self._may_migrate:
-            create_schema(connection)
-            return
-        # Imported here, for it takes long: only the first start after an upgrade needs Alembic.
-        from alembic import command  # noqa: PLC0415
-
-        if not self._may_migrate:
-            raise RegistryUnusable(
-                f"The registry at {self._shown} is at revision {revision!r}, this release needs {HEAD!r}, "
-                "and BOXCAL_MIGRATE is off. Run `boxcal migrate` first."
-            )
-        command.upgrade(_alembic(connection), "head")
-
     def _unusable(self, error: Exception) -> BoxcalError:
         return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
-
-
-def check_revision(connection: Connection, shown: str) -> str | None:
-    """Return the revision of the tables; None where there are none."""
-    if not inspect(connection).has_table("alembic_version"):
-        return None
-    revision = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
-    if revision in (HEAD, NEXT, None):
-        return revision
-    from alembic.script import ScriptDirectory  # noqa: PLC0415 - as above
-
-    scripts = ScriptDirectory.from_config(_alembic(connection)).walk_revisions()
-    if revision not in {script.revision for script in scripts}:
-        raise RegistryUnusable(
-            f"The registry at {shown} is at revision {revision!r}; this release accepts {HEAD!r} and "
-            f"{NEXT!r}. If a newer release wrote it, start that or restore a copy. Tables of versions before "
-            "0.3.0 are not upgraded: start with a new database."
-        )
-    return str(revision)
-
-
-def _alembic(connection: Connection) -> Any:
-    from alembic.config import Config  # noqa: PLC0415 - as above
-
-    config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", SCRIPTS)
-    return config
 
 
 def _sqlite(url: URL) -> Engine:

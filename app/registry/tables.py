@@ -1,13 +1,9 @@
 """The tables of the registry, with types that SQLite and PostgreSQL share.
 
-`calibrators`, `activations` and `audit` are append-only: triggers, created by the migrations, refuse any
-other change.
+`create_schema` creates them in a new database, with what SQLAlchemy does not create: triggers, a function and
+version 0. `calibrators`, `activations` and `audit` are append-only: triggers refuse any other change.
 
-Calibrators as rows of the registry: what is selected of them, and the records that become of it.
-
-Creates the tables of a new database, and what SQLAlchemy does not: triggers, a function, version 0.
-
-A migration that changes the tables changes `tables.py` too, and a trigger or a function here.
+A step of `migrations.py` makes the same change to an older database.
 """
 
 from __future__ import annotations
@@ -46,8 +42,10 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from boxcal.app.http.problems import CalibratorNotFound, CalibratorPruned
-from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.records import BackboneIdentity, CalibratorRecord
+
+HEAD = "0012"
+"""The revision of these tables."""
 
 metadata = MetaData(
     naming_convention={
@@ -364,7 +362,6 @@ def create_schema(connection: Connection) -> None:
     postgresql = connection.dialect.name == "postgresql"
     for statement in _postgresql() if postgresql else _sqlite():
         connection.exec_driver_sql(statement)
-    # As Alembic would have created and written it.
     connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
         "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"

@@ -26,7 +26,7 @@ from tests.app.fitting.service import Service
 
 USED = (
     "boxcal.app.server", "boxcal.models.backends.digits", "boxcal.calibrators.operator.cpu_loops",
-    "scipy.linalg", "numba.typed", "numba.np.ufunc", "alembic.command", "numpy.ctypeslib",
+    "scipy.linalg", "numba.typed", "numba.np.ufunc", "numpy.ctypeslib",
 )  # fmt: skip
 """What a service imports until it is ready."""
 

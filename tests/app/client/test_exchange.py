@@ -214,7 +214,8 @@ def test_an_invalid_url_is_refused_at_once(url: str) -> None:
 def test_both_clients_offer_the_same_with_the_same_arguments_and_words() -> None:
     def surface(client: type) -> dict[str, tuple[str, str | None]]:
         members = {n: getattr(client, n) for n in dir(client) if not n.startswith("_")}
-        return {n: (str(inspect.signature(m).parameters), m.__doc__) for n, m in members.items()}
+        methods = {n: m for n, m in members.items() if callable(m)}
+        return {n: (str(inspect.signature(m).parameters), m.__doc__) for n, m in methods.items()}
 
     blocking, waiting = surface(BoxcalClient), surface(AsyncBoxcalClient)
     assert blocking.pop("close")

@@ -10,9 +10,8 @@ from alembic.migration import MigrationContext
 from boxcal.app.cli import main
 from boxcal.app.http.problems import RegistryUnusable
 from boxcal.app.registry.database import Database
-from boxcal.app.registry.migrations import HEAD
 from boxcal.app.registry.store import Registry
-from boxcal.app.registry.tables import metadata
+from boxcal.app.registry.tables import HEAD, metadata
 from tests.app.fitting.validation_data import DIGITS
 from tests.app.raising import raises_problem
 from tests.app.registry.postgresql import PostgreSQL

@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from boxcal.app.registry.database import NEXT, Database
+from boxcal.app.registry.database import Database
+from boxcal.app.registry.migrations import NEXT
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import validation_npz
 

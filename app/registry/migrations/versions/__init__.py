@@ -1,1 +1,0 @@
-"""The steps, ordered by their numbers."""
