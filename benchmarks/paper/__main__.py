@@ -1,4 +1,4 @@
-"""The paper's experiment: `python -m benchmarks.paper DATA...` fits and prints the tables of docs/results.md.
+"""The paper's experiment: `python -m benchmarks.paper DATA...` fits the methods and prints docs/results.md.
 
     python -m benchmarks.paper DATA... [--only NAME...] [--splits 10] [--minutes 180]
     python -m benchmarks.paper --runtime
@@ -7,7 +7,7 @@ DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`.
 given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
 result is stored at once in `benchmarks/results/paper`, and a run computes only what is missing. A method is
 not fitted again to a set once its fits have taken `LONG` seconds there. `--minutes 0` prints the
-tables of all that is stored. `--runtime` measures the run time of the operator, within two minutes, and draws
+page of all that is stored. `--runtime` measures the run time of the operator, within two minutes, and draws
 the figure `docs/images/runtime.svg`.
 """
 

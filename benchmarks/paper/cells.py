@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-import torch
-from torch import Tensor
-
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.outcomes import outcomes
@@ -17,7 +14,6 @@ from boxcal.calibrators.fitting.fit_method import fit_checked
 from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.threads import one_library_thread
 
-TOP = 5
 COMPARED = 600.0
 """Seconds for the comparison of `auto`: with its usual 120, other load on the machine changes the choice."""
 
@@ -38,9 +34,6 @@ class Cell:
     nll: float
     brier: float
     changed_labels: int  # that differ from those of the logits
-    order_error: float  # error rate if ties were broken by the order of the classes
-    top_ties: float  # share of samples with equal probabilities for the fifth and the sixth largest logit
-    top_changed: float  # share of samples in which the five largest logits no longer lead
 
     def to_dict(self) -> dict[str, float | str]:
         """Return the cell for JSON, with six significant digits."""
@@ -63,7 +56,6 @@ def run(
     seconds = time.process_time() - started
     answers = answers_on(result.calibrator, test)
     scored = outcomes(answers.probabilities, test.labels, answers.predicted)
-    ties, changed = top_classes(torch.from_numpy(test.scores), torch.from_numpy(answers.probabilities))
     return Cell(
         split=seed,
         method=method,
@@ -77,19 +69,4 @@ def run(
         nll=float(scored.nll.mean()),
         brier=float(scored.brier.mean()),
         changed_labels=int((answers.predicted != test.scores.argmax(axis=1)).sum()),
-        order_error=float((answers.probabilities.argmax(axis=1) != test.labels).mean()),
-        top_ties=ties,
-        top_changed=changed,
     )
-
-
-def top_classes(scores: Tensor, probabilities: Tensor) -> tuple[float, float]:
-    """Share of rows in which the five largest logits tie with others, and in which they no longer lead."""
-    if scores.shape[1] <= TOP:
-        return 0.0, 0.0
-    largest = scores.topk(TOP + 1, dim=1)
-    inside = probabilities.gather(1, largest.indices[:, :TOP]).amin(dim=1)
-    outside = probabilities.scatter(1, largest.indices[:, :TOP], -1.0).amax(dim=1)
-    distinct = largest.values[:, TOP - 1] > largest.values[:, TOP]
-    ties = (inside == outside) & distinct
-    return float(ties.double().mean()), float((inside < outside).double().mean())
