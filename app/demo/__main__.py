@@ -28,6 +28,7 @@ PART = 77
 """Predictions a request; a seventh of the test split."""
 MOST_ROUNDS = 20
 SECONDS = 120.0
+"""For an answer, the first of which may wait for a compiler, and for the monitor."""
 PAUSE = 0.05
 EVERY = ("alarm", "candidate", "no_candidate", "duel_won", "duel_lost", "duel_undecided")
 
@@ -110,7 +111,7 @@ def main() -> None:
     parser.add_argument("--url", default=url, help="address of the service (default: %(default)s)")
     arguments = parser.parse_args()
     try:
-        with BoxcalClient(arguments.url) as client:
+        with BoxcalClient(arguments.url, timeout=SECONDS) as client:
             run(client)
     except UnreachableError as error:
         sys.exit(f"demo: {error}. Set the address with --url or BOXCAL_URL.")
