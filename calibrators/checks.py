@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.label_checks import is_associated, looks_random, mean_confidence, unrelated_share
+from boxcal.calibrators.label_checks import (
+    class_offsets,
+    is_associated,
+    looks_random,
+    mean_confidence,
+    unrelated_share,
+)
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, overlap
 from boxcal.calibrators.scores import SIGMOIDS, WHOLE, ScoreLook
@@ -41,6 +47,11 @@ UNRELATED, MANY_UNRELATED = 0.01, 0.03
 """Share of labels that seem independent of the logits: reported above the first, serious above the second."""
 SIGNIFICANT = 4.0
 """Standard errors above which a share of unrelated labels is significant."""
+EQUAL, MOST_EQUAL = 0.02, 20
+"""Difference of the class counts, of their mean, up to which they look chosen; and the most classes."""
+SHIFTED, SHARPEST, FLATTEST = 0.2, 5.0, 0.2
+"""How far an offset of a class exceeds three standard errors where its samples were chosen, in nats; inverse
+temperatures between which logits say something about frequencies."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -83,6 +94,8 @@ def check_data(logits: NDArray[Any], labels: Labels, facts: RowStatistics | None
         wrong := _error_rate(rows, logits, labels) or _unrelated(logits, labels)
     ):
         warnings.append(wrong)
+    elif mix := _class_mix(logits, labels):
+        warnings.append(mix)
     return warnings
 
 
@@ -94,11 +107,11 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     of the class says little.
     """
     if method == "auto":
-        return check_data(data.logits, data.labels, data.facts)
+        return _checked(data)
     one = parse(method)
     parameters = one.num_parameters(data.num_classes)
     count, labels = len(data), data.labels
-    warnings = check_data(data.logits, labels, data.facts)
+    warnings = _checked(data)
     if one.is_per_class:
         warnings = [
             replace(found, severity="serious") if found.code == "rare_classes" else found
@@ -123,6 +136,12 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
         )
         warnings.append(DataWarning("few_samples", "warning", message, count))
     return warnings
+
+
+def _checked(data: ValidationSet) -> list[DataWarning]:
+    """Check a set; weights may give classes drawn in equal numbers the frequencies that they have."""
+    found = check_data(data.logits, data.labels, data.facts)
+    return found if data.weights is None else [one for one in found if one.code != "class_mix"]
 
 
 def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
@@ -318,6 +337,25 @@ def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     )
     severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
     return DataWarning("unrelated_labels", severity, message, rows)
+
+
+def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
+    """Find samples that were drawn in equal numbers of each class, where the logits expect other numbers."""
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    if len(counts) > MOST_EQUAL or counts.max() - counts.min() > EQUAL * counts.mean():
+        return None
+    found = class_offsets(logits, labels)
+    excess = np.abs(found.offsets) - 3.0 * found.errors
+    if not FLATTEST <= found.inverse <= SHARPEST or excess.max() <= SHIFTED:
+        return None
+    expected = counts * np.exp(-found.offsets)
+    one = int(excess.argmax())
+    message = (
+        f"all classes have about {counts.mean():,.0f} samples, as after a draw by class, but the logits"
+        f" expect {expected[one] / expected.sum():.1%} of class {one}. If requests have that share, a fit to"
+        " these samples is wrong for them: fit to samples in the proportions of the requests, or with weights"
+    )
+    return DataWarning("class_mix", "serious", message, len(labels))
 
 
 def _named(classes: NDArray[np.int64]) -> str:

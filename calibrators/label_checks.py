@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ WEAK_ASSOCIATION = 0.18
 """Association of a weak model, divided by the root of the number of samples."""
 FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
+STEPS, STILL, SHORTEST = 50, 1e-9, 1e-4
+"""Of Newton's method at most, the gain per sample at which it ends, in nats, and the shortest step."""
+OFFSET_PENALTY = 1e-3
+"""Of half the squared offsets, in nats: nearly nothing, but where samples are separable it bounds them."""
 
 
 def mean_confidence(logits: NDArray[Any]) -> float:
@@ -126,3 +130,55 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
     )
     gain = 2 * len(own) * (plain.fun - both.fun)
     return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
+
+
+class ClassOffsets(NamedTuple):
+    """Maximum-likelihood estimates of b and 1/T in softmax(g / T + b), from logits g and their labels."""
+
+    offsets: Floats  # b (K,), less their mean
+    errors: Floats  # Standard errors (K,)
+    inverse: float  # 1/T
+
+
+def class_offsets(logits: NDArray[Any], labels: Labels) -> ClassOffsets:
+    """Estimate how far the classes' log frequencies exceed those that the logits (N, K) expect.
+
+    Samples that were drawn by class, w_k times as many of class k as there are, shift the logits of a
+    calibrated model by log w_k (Saerens et al. 2002). Newton's method.
+    """
+    step = -(-len(logits) // MOST_ROWS)
+    scores, truth = logits[::step].astype(np.float64), labels[::step]
+    count, num_classes = scores.shape
+    scores -= scores.mean(axis=1, keepdims=True)
+    scale = max(float(scores.std()), np.finfo(np.float64).tiny)
+    scores /= scale
+    own = np.arange(count), truth
+    counts = np.bincount(truth, minlength=num_classes)
+    ridge = np.r_[0.0, np.full(num_classes, OFFSET_PENALTY)]
+
+    def loss(x: Floats) -> tuple[float, Floats]:
+        rows = x[0] * scores + x[1:]
+        rows -= rows.max(axis=1, keepdims=True)
+        p = np.exp(rows)
+        sums = p.sum(axis=1, keepdims=True)
+        return float((np.log(sums[:, 0]) - rows[own]).sum() + ridge @ x**2 / 2), p / sums
+
+    x = np.r_[scale, np.zeros(num_classes)]
+    reached, p = loss(x)
+    for _ in range(STEPS):
+        means = (p * scores).sum(axis=1, keepdims=True)
+        slope = np.r_[(means[:, 0] - scores[own]).sum(), p.sum(axis=0) - counts] + ridge * x
+        curvature = np.diag(np.r_[(p * (scores - means) ** 2).sum(), p.sum(axis=0)] + ridge)
+        curvature[1:, 1:] -= p.T @ p
+        curvature[0, 1:] = curvature[1:, 0] = (p * (scores - means)).sum(axis=0)
+        direction = np.linalg.pinv(curvature, hermitian=True) @ slope
+        length, gain = 1.0, float(slope @ direction)
+        while length > SHORTEST and loss(x - length * direction)[0] > reached - 1e-4 * length * gain:
+            length /= 2.0
+        if gain < STILL * count or length <= SHORTEST:
+            break
+        x = x - length * direction
+        reached, p = loss(x)
+    centred = np.eye(num_classes) - 1.0 / num_classes
+    variance = centred @ np.linalg.pinv(curvature, hermitian=True)[1:, 1:] @ centred
+    return ClassOffsets(centred @ x[1:], np.sqrt(variance.diagonal()), float(x[0]) / scale)

@@ -50,12 +50,23 @@ def zeros(logits: Floats, labels: Labels) -> Set:
     return changed, labels
 
 
+PRIOR = 0.6 ** np.arange(10) / (0.6 ** np.arange(10)).sum()
+
+
+def by_class(logits: Floats, labels: Labels) -> Set:
+    """Draw equal numbers of each class, for a model of requests with other numbers."""
+    few = np.bincount(labels).min()
+    drawn_rows = np.concatenate([np.flatnonzero(labels == one)[:few] for one in range(10)])
+    return logits[drawn_rows] + np.log(PRIOR), labels[drawn_rows]
+
+
 FOUND: dict[str, tuple[Callable[[Floats, Labels], Set], str]] = {
     "error_rate": (shifted, "serious"),
     "unrelated_labels": (permuted, "serious"),
     "absent_classes": (without_class, "serious"),
     "one_class": (lambda x, y: (x[y == 1], y[y == 1]), "serious"),
     "no_errors": (lambda x, y: (x, x.argmax(axis=1)), "serious"),
+    "class_mix": (by_class, "serious"),
     "rare_classes": (rare_class, "warning"),
     "duplicates": (repeated, "warning"),
     "rows_sum_to_constant": (lambda x, y: (softmax(x), y), "serious"),
@@ -145,6 +156,29 @@ def test_the_message_says_how_many_and_what() -> None:
     assert "class 3 has no sample among" in absent.message
     (zero,) = (one for one in check_data(*zeros(logits, labels)) if one.code == "zero_probability")
     assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
+
+
+def test_the_numbers_that_the_logits_expect_are_named() -> None:
+    logits, labels = by_class(*drawn(5000, temperature=1.0))
+    (found,) = check_data(logits, labels)
+    assert PRIOR[0] == pytest.approx(0.402, abs=5e-4)
+    assert "all classes have about 459 samples" in found.message
+    assert "but the logits expect 40.6% of class 0." in found.message
+
+
+def test_equal_numbers_that_the_logits_expect_are_no_warning() -> None:
+    for temperature in (0.5, 1.0, 4.0):
+        logits, labels = drawn(2000, temperature=temperature)
+        assert check_data(*by_class(logits - np.log(PRIOR), labels)) == []
+
+
+def test_weights_may_give_the_classes_their_numbers() -> None:
+    logits, labels = by_class(*drawn())
+    whole = check_validation_set(logits, labels)
+    weighted = check_validation_set(logits, labels, sample_weight=PRIOR[labels])
+    for method in ("auto", "ts"):
+        assert codes(check_fit(method, whole)) == ["class_mix"]
+        assert codes(check_fit(method, weighted)) == []
 
 
 def test_folds_are_of_one_size_with_random_class_frequencies() -> None:
