@@ -53,7 +53,7 @@ class BackboneSource:
 
 @dataclass(frozen=True, slots=True)
 class BackboneSummary:
-    """What the check of an upload compares it with, without loading the backbone."""
+    """What a worker needs to know of a backbone to check an upload, without loading it."""
 
     name: str
     labels: tuple[str, ...]  # The K class names

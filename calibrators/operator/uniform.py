@@ -90,7 +90,7 @@ class SortedRows:
 
     @cached_property
     def _sums(self) -> Floats:
-        """As `_running_sums` fills them. What only reads the sorted logits has no need of them."""
+        """For each sorted logit g_j of a row, the sum of exp(g_i - g_j) over i <= j; made when first read."""
         sums = np.empty_like(self.scores)
         over_rows(
             lambda rows: _running_sums(self.scores[rows], sums[rows]),

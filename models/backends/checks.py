@@ -80,7 +80,7 @@ def random_batch(count: int, input_shape: tuple[int, ...]) -> NDArray[np.float32
 
 
 def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> bool:
-    """Compare logits (N, K) of both, and log a warning where they differ."""
+    """Whether a rewritten model gives the logits (N, K) of the original; where not, log a warning."""
     original, rewritten = np.asarray(original), np.asarray(rewritten)
     scale = np.abs(original).max()
     difference = float(np.abs(rewritten - original).max() / scale) if scale > 0 else float(rewritten.any())

@@ -147,7 +147,7 @@ def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
 
 
 class Sessions:
-    """One session on CUDA; on the CPU one for a single thread and one for all cores."""
+    """A model's sessions in onnxruntime: one on CUDA; on CPUs one for one thread and one for all."""
 
     def __init__(self, file: OnnxFile, path: Path, device: str) -> None:
         self.device = "cpu"

@@ -28,7 +28,7 @@ TINY = float(np.finfo(np.float32).tiny)
 
 
 class Output:
-    """The output that is served."""
+    """The output of an ONNX model that is served as its logits, and how its numbers become logits."""
 
     def __init__(self, entries: Sequence[Any], spec: ModelSpec, path: Path) -> None:
         self._path = path
