@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.label_checks import (
-    class_offsets,
+    intercept,
     is_associated,
     looks_random,
     mean_confidence,
@@ -47,11 +47,11 @@ UNRELATED, MANY_UNRELATED = 0.01, 0.03
 """Share of labels that seem independent of the logits: reported above the first, serious above the second."""
 SIGNIFICANT = 4.0
 """Standard errors above which a share of unrelated labels is significant."""
-EQUAL, MOST_EQUAL = 0.02, 20
-"""Difference of the class counts, of their mean, up to which they look chosen; and the most classes."""
-SHIFTED, SHARPEST, FLATTEST = 0.2, 5.0, 0.2
-"""How far an offset of a class exceeds three standard errors where its samples were chosen, in nats; inverse
-temperatures between which logits say something about frequencies."""
+EQUAL = 0.02
+"""Difference of the counts of two classes, of their mean, up to which they look chosen."""
+SHIFTED, SHARPEST, FLATTEST = math.log(3.0), 5.0, 0.2
+"""How far the log odds exceed those that the logits expect, beyond three standard errors, where samples were
+drawn by class; inverse temperatures between which logits say something about frequencies."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -340,20 +340,19 @@ def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
 
 
 def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
-    """Find samples that were drawn in equal numbers of each class, where the logits expect other numbers."""
+    """Find samples that were drawn in equal numbers of two classes, where the logits expect other numbers."""
     counts = np.bincount(labels, minlength=logits.shape[1])
-    if len(counts) > MOST_EQUAL or counts.max() - counts.min() > EQUAL * counts.mean():
+    if len(counts) != 2 or counts.max() - counts.min() > EQUAL * counts.mean():
         return None
-    found = class_offsets(logits, labels)
-    excess = np.abs(found.offsets) - 3.0 * found.errors
-    if not FLATTEST <= found.inverse <= SHARPEST or excess.max() <= SHIFTED:
+    found = intercept(logits, labels)
+    if not FLATTEST <= found.inverse <= SHARPEST or abs(found.value) - 3.0 * found.error <= SHIFTED:
         return None
-    expected = counts * np.exp(-found.offsets)
-    one = int(excess.argmax())
+    rare = int(found.value > 0.0)
     message = (
-        f"all classes have about {counts.mean():,.0f} samples, as after a draw by class, but the logits"
-        f" expect {expected[one] / expected.sum():.1%} of class {one}. If requests have that share, a fit to"
-        " these samples is wrong for them: fit to samples in the proportions of the requests, or with weights"
+        f"both classes have about {counts.mean():,.0f} samples, as after a draw by class, but the logits"
+        f" expect {1.0 / (1.0 + math.exp(abs(found.value))):.1%} of class {rare}. If requests have that"
+        " share, a fit to these samples is wrong for them: fit to samples in the proportions of the"
+        " requests, or with weights"
     )
     return DataWarning("class_mix", "serious", message, len(labels))
 

@@ -21,8 +21,8 @@ FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
 STEPS, STILL, SHORTEST = 50, 1e-9, 1e-4
 """Of Newton's method at most, the gain per sample at which it ends, in nats, and the shortest step."""
-OFFSET_PENALTY = 1e-3
-"""Of half the squared offsets, in nats: nearly nothing, but where samples are separable it bounds them."""
+PENALTY = 1e-3
+"""Of half the squared intercept, in nats: nearly nothing, but where samples are separable it bounds it."""
 
 
 def mean_confidence(logits: NDArray[Any]) -> float:
@@ -132,53 +132,41 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
     return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
 
 
-class ClassOffsets(NamedTuple):
-    """Maximum-likelihood estimates of b and 1/T in softmax(g / T + b), from logits g and their labels."""
+class Intercept(NamedTuple):
+    """Maximum-likelihood estimates of b and 1/T, where the log odds of class 1 are (g_1 - g_0) / T + b."""
 
-    offsets: Floats  # b (K,), less their mean
-    errors: Floats  # Standard errors (K,)
+    value: float  # b
+    error: float  # Its standard error
     inverse: float  # 1/T
 
 
-def class_offsets(logits: NDArray[Any], labels: Labels) -> ClassOffsets:
-    """Estimate how far the classes' log frequencies exceed those that the logits (N, K) expect.
+def intercept(logits: NDArray[Any], labels: Labels) -> Intercept:
+    """Estimate how far the log odds of the labels exceed those that the logits (N, 2) expect.
 
-    Samples that were drawn by class, w_k times as many of class k as there are, shift the logits of a
-    calibrated model by log w_k (Saerens et al. 2002). Newton's method.
+    Samples drawn by class, w times as many of class 1 for each of class 0 as there are, shift the log odds of
+    a calibrated model by log w (Saerens et al. 2002). Newton's method.
     """
     step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step].astype(np.float64), labels[::step]
-    count, num_classes = scores.shape
-    scores -= scores.mean(axis=1, keepdims=True)
-    scale = max(float(scores.std()), np.finfo(np.float64).tiny)
-    scores /= scale
-    own = np.arange(count), truth
-    counts = np.bincount(truth, minlength=num_classes)
-    ridge = np.r_[0.0, np.full(num_classes, OFFSET_PENALTY)]
+    odds, truth = logits[::step, 1].astype(np.float64) - logits[::step, 0], labels[::step]
+    scale = max(float(odds.std()), np.finfo(np.float64).tiny)
+    design = np.stack([odds / scale, np.ones(len(odds))])
+    ridge = np.array([0.0, PENALTY])
 
-    def loss(x: Floats) -> tuple[float, Floats]:
-        rows = x[0] * scores + x[1:]
-        rows -= rows.max(axis=1, keepdims=True)
-        p = np.exp(rows)
-        sums = p.sum(axis=1, keepdims=True)
-        return float((np.log(sums[:, 0]) - rows[own]).sum() + ridge @ x**2 / 2), p / sums
+    def loss(x: Floats) -> float:
+        rows = x @ design
+        return float((np.logaddexp(0.0, rows) - truth * rows).sum() + ridge @ x**2 / 2)
 
-    x = np.r_[scale, np.zeros(num_classes)]
-    reached, p = loss(x)
+    x, curvature = np.zeros(2), np.eye(2)
     for _ in range(STEPS):
-        means = (p * scores).sum(axis=1, keepdims=True)
-        slope = np.r_[(means[:, 0] - scores[own]).sum(), p.sum(axis=0) - counts] + ridge * x
-        curvature = np.diag(np.r_[(p * (scores - means) ** 2).sum(), p.sum(axis=0)] + ridge)
-        curvature[1:, 1:] -= p.T @ p
-        curvature[0, 1:] = curvature[1:, 0] = (p * (scores - means)).sum(axis=0)
+        p = 1.0 / (1.0 + np.exp(-np.clip(x @ design, -500.0, 500.0)))
+        slope = design @ (p - truth) + ridge * x
+        curvature = (design * (p * (1.0 - p))) @ design.T + np.diag(ridge)
         direction = np.linalg.pinv(curvature, hermitian=True) @ slope
-        length, gain = 1.0, float(slope @ direction)
-        while length > SHORTEST and loss(x - length * direction)[0] > reached - 1e-4 * length * gain:
-            length /= 2.0
-        if gain < STILL * count or length <= SHORTEST:
+        gain, length = float(slope @ direction), 1.0
+        if gain < STILL * len(odds):
             break
+        while length > SHORTEST and loss(x - length * direction) > loss(x) - 1e-4 * length * gain:
+            length /= 2.0
         x = x - length * direction
-        reached, p = loss(x)
-    centred = np.eye(num_classes) - 1.0 / num_classes
-    variance = centred @ np.linalg.pinv(curvature, hermitian=True)[1:, 1:] @ centred
-    return ClassOffsets(centred @ x[1:], np.sqrt(variance.diagonal()), float(x[0]) / scale)
+    error = math.sqrt(np.linalg.pinv(curvature, hermitian=True)[1, 1])
+    return Intercept(float(x[1]), error, float(x[0]) / scale)
