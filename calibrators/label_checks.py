@@ -21,6 +21,8 @@ FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
 STEPS, STILL, SHORTEST = 50, 1e-9, 1e-4
 """Of Newton's method at most, the gain per sample at which it ends, in nats, and the shortest step."""
+ALIKE = 1e-9
+"""Standard deviation of log odds, of the largest, up to which the rows are alike and show no intercept."""
 PENALTY = 1e-3
 """Of half the squared intercept, in nats: nearly nothing, but where samples are separable it bounds it."""
 
@@ -148,7 +150,9 @@ def intercept(logits: NDArray[Any], labels: Labels) -> Intercept:
     """
     step = -(-len(logits) // MOST_ROWS)
     odds, truth = logits[::step, 1].astype(np.float64) - logits[::step, 0], labels[::step]
-    scale = max(float(odds.std()), np.finfo(np.float64).tiny)
+    scale = float(odds.std())
+    if scale <= ALIKE * np.abs(odds).max():
+        return Intercept(0.0, math.inf, 0.0)
     design = np.stack([odds / scale, np.ones(len(odds))])
     ridge = np.array([0.0, PENALTY])
 

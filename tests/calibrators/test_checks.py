@@ -175,6 +175,17 @@ def test_equal_numbers_that_the_logits_expect_are_no_warning() -> None:
         assert check_data(logits - np.log([1.0 - RARE, RARE]), labels) == []
 
 
+@pytest.mark.parametrize("rows", [[[0.0, 3.0]], [[0.0, 0.0]], [[3e38, -3e38]], [[1e9, 0.0], [0.0, 1e9]]])
+def test_extreme_logits_of_two_classes_are_no_draw_by_class(rows: list[list[float]]) -> None:
+    logits = np.tile(np.array(rows), (200 // len(rows), 1))
+    for labels in (
+        np.arange(200) % 2,
+        np.arange(200) // 100,
+        (logits.argmax(axis=1) + np.arange(200) // 99) % 2,
+    ):
+        assert "class_mix" not in codes(check_data(logits, labels.astype(np.int64)))
+
+
 def test_weights_may_give_the_classes_their_numbers() -> None:
     logits, labels = by_class(*drawn(1000, 2))
     whole = check_validation_set(logits, labels)
