@@ -71,7 +71,7 @@ gpu: $(RUNTIME) ## Install PyTorch, torchvision and onnxruntime-gpu, 6.7 GB
 
 # Prometheus checks the dashboard and the rules; PostgreSQL, PgBouncer and libfaketime test the shared registry.
 # HAProxy and nginx are tested in front of replicas. Chromium tests the web page, with libatomic1 for Playwright's Node.
-DEBIAN := prometheus postgresql pgbouncer faketime haproxy nginx-light chromium fonts-dejavu-core libatomic1
+DEBIAN := curl prometheus postgresql pgbouncer faketime haproxy nginx-light chromium fonts-dejavu-core libatomic1
 AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 system-packages: ## Install the Debian packages that the tests need, as root or with sudo

@@ -48,8 +48,9 @@ async function route() {
   } catch ({ message }) {
     if (own !== turn) return;
     main.className = "";
+    const again = () => location.reload(); // browsers keep the failure of an import as long as the page is open
     main.replaceChildren(
-      problem({ title: `The view ${title} could not be loaded`, message }, actions(button("Try again", route))),
+      problem({ title: `The view ${title} could not be loaded`, message }, actions(button("Try again", again))),
     );
   }
 }
