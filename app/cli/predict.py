@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from boxcal.app.client import Answer
 
 IMAGES_PER_REQUEST = 32
+TABLES = {".csv", ".tsv", ".parquet", ".arrow", ".feather", ".json", ".jsonl", ".npy", ".npz"}
 
 
 def predict(
@@ -71,6 +72,11 @@ def predict(
     for image in images:
         if image.is_dir():
             raise UsageError(f"{image} is a folder; add --output FILE.parquet")
+        if image.suffix in TABLES:
+            raise UsageError(
+                f"{image} is a table, not an image. A `.parquet` is predicted by this machine with --output"
+                " FILE.parquet; a service takes rows at POST /predict"
+            )
     if url is not None:
         answer = _through_service(images, {"top_k": top_k, **bounds}, calibrator, url)
     else:

@@ -50,6 +50,7 @@ ANYWHERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "digit.png", "--upper", "0.05"), "0.5"),
     (("predict", "digit.png", "--top-k", "0"), "top_k"),
     (("predict", "notes.txt"), "JPEG, PNG or WebP"),
+    (("predict", "wrong.npz"), "wrong.npz is a table, not an image"),
     (("fit", "notes.txt"), "neither .npz nor .parquet"),
     (("fit", "wrong.npz"), "labels[0] is 10"),
     (("fit", "wrong.npz", "--method", "magic"), "'magic'"),
