@@ -345,7 +345,9 @@ def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     if len(counts) != 2 or counts.max() - counts.min() > EQUAL * counts.mean():
         return None
     found = intercept(logits, labels)
-    if not FLATTEST <= found.inverse <= SHARPEST or abs(found.value) - 3.0 * found.error <= SHIFTED:
+    if found is None or not FLATTEST <= found.inverse <= SHARPEST:
+        return None
+    if abs(found.value) - 3.0 * found.error <= SHIFTED:
         return None
     rare = int(found.value > 0.0)
     message = (

@@ -19,12 +19,10 @@ WEAK_ASSOCIATION = 0.18
 """Association of a weak model, divided by the root of the number of samples."""
 FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
-STEPS, STILL, SHORTEST = 50, 1e-9, 1e-4
-"""Of Newton's method at most, the gain per sample at which it ends, in nats, and the shortest step."""
 ALIKE = 1e-9
 """Standard deviation of log odds, of the largest, up to which the rows are alike and show no intercept."""
-PENALTY = 1e-3
-"""Of half the squared intercept, in nats: nearly nothing, but where samples are separable it bounds it."""
+STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
+"""Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
 
 
 def mean_confidence(logits: NDArray[Any]) -> float:
@@ -134,6 +132,40 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
     return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
 
 
+class Regression(NamedTuple):
+    """A logistic regression on N samples and M inputs."""
+
+    coefficients: Floats  # (M,)
+    covariance: NDArray[Any]  # Inverse of their information (M, M)
+    probabilities: Floats  # Of the event (N,)
+
+
+def logistic(inputs: Floats, offset: Floats, events: Floats, weights: Floats) -> Regression | None:
+    """Fit a logistic regression of events (N,), 0 or 1, on inputs (N, M); None if there is no optimum.
+
+    `offset`: log odds (N,) that are given. `weights`: (N,). Newton's method from slopes of 1; the first input
+    is the constant 1.
+    """
+    if not 0.0 < weights @ events < weights.sum():
+        return None
+    point = np.zeros(inputs.shape[1])
+    point[1:] = 1.0
+    for _ in range(STEPS):
+        with np.errstate(over="ignore"):
+            p = 1.0 / (1.0 + np.exp(-(offset + inputs @ point)))
+        information = inputs.T @ ((weights * p * (1.0 - p))[:, None] * inputs)
+        if not np.isfinite(information).all() or np.linalg.matrix_rank(information) < len(point):
+            return None
+        step = np.linalg.solve(information, inputs.T @ (weights * (events - p)))
+        step *= min(1.0, 4.0 / np.abs(step).max(initial=1e-300))
+        point = point + step
+        if np.abs(step).max() < STILL:
+            break
+    else:
+        return None
+    return None if np.abs(point).max() > STEEPEST else Regression(point, np.linalg.inv(information), p)
+
+
 class Intercept(NamedTuple):
     """Maximum-likelihood estimates of b and 1/T, where the log odds of class 1 are (g_1 - g_0) / T + b."""
 
@@ -142,35 +174,20 @@ class Intercept(NamedTuple):
     inverse: float  # 1/T
 
 
-def intercept(logits: NDArray[Any], labels: Labels) -> Intercept:
+def intercept(logits: NDArray[Any], labels: Labels) -> Intercept | None:
     """Estimate how far the log odds of the labels exceed those that the logits (N, 2) expect.
 
     Samples drawn by class, w times as many of class 1 for each of class 0 as there are, shift the log odds of
-    a calibrated model by log w (Saerens et al. 2002). Newton's method.
+    a calibrated model by log w (Saerens et al. 2002). None where the rows are alike, or separate the classes.
     """
     step = -(-len(logits) // MOST_ROWS)
     odds, truth = logits[::step, 1].astype(np.float64) - logits[::step, 0], labels[::step]
     scale = float(odds.std())
     if scale <= ALIKE * np.abs(odds).max():
-        return Intercept(0.0, math.inf, 0.0)
-    design = np.stack([odds / scale, np.ones(len(odds))])
-    ridge = np.array([0.0, PENALTY])
-
-    def loss(x: Floats) -> float:
-        rows = x @ design
-        return float((np.logaddexp(0.0, rows) - truth * rows).sum() + ridge @ x**2 / 2)
-
-    x, curvature = np.zeros(2), np.eye(2)
-    for _ in range(STEPS):
-        p = 1.0 / (1.0 + np.exp(-np.clip(x @ design, -500.0, 500.0)))
-        slope = design @ (p - truth) + ridge * x
-        curvature = (design * (p * (1.0 - p))) @ design.T + np.diag(ridge)
-        direction = np.linalg.pinv(curvature, hermitian=True) @ slope
-        gain, length = float(slope @ direction), 1.0
-        if gain < STILL * len(odds):
-            break
-        while length > SHORTEST and loss(x - length * direction) > loss(x) - 1e-4 * length * gain:
-            length /= 2.0
-        x = x - length * direction
-    error = math.sqrt(np.linalg.pinv(curvature, hermitian=True)[1, 1])
-    return Intercept(float(x[1]), error, float(x[0]) / scale)
+        return None
+    ones = np.ones(len(odds))
+    found = logistic(np.column_stack([ones, odds / scale]), 0.0 * ones, truth.astype(np.float64), ones)
+    if found is None:
+        return None
+    value, slope = found.coefficients.tolist()
+    return Intercept(value, math.sqrt(found.covariance[0, 0]), slope / scale)

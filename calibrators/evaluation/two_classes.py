@@ -15,9 +15,8 @@ import numpy as np
 
 from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate, proportion_estimate
 from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.label_checks import logistic
 
-STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
-"""Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
 SMALLEST = 1e-15
 """Of p and of 1 - p, for their log odds."""
 UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -126,28 +125,13 @@ def event_calibration(scored: Outcomes) -> EventCalibration | None:
 
 
 def _logistic(inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: Any) -> list[Estimate]:
-    """Fit a logistic regression of y on the columns of (N, M), with an offset; [] if there is no optimum."""
-    if not 0.0 < weights @ y < weights.sum():
+    """Give the coefficients of a logistic regression with their intervals; [] if there is no optimum."""
+    found = logistic(inputs, offset, y, weights)
+    if found is None:
         return []
-    point = np.zeros(inputs.shape[1])
-    point[1:] = 1.0
-    for _ in range(STEPS):
-        p = 1.0 / (1.0 + np.exp(-(offset + inputs @ point)))
-        information = inputs.T @ ((weights * p * (1.0 - p))[:, None] * inputs)
-        if not np.isfinite(information).all() or np.linalg.matrix_rank(information) < len(point):
-            return []
-        step = np.linalg.solve(information, inputs.T @ (weights * (y - p)))
-        step *= min(1.0, 4.0 / np.abs(step).max(initial=1e-300))
-        point = point + step
-        if np.abs(step).max() < STILL:
-            break
-    else:
-        return []
-    if np.abs(point).max() > STEEPEST:
-        return []
-    inverse = np.linalg.inv(information)
-    errors = np.sqrt(np.diag(inverse @ spread((y - p)[:, None] * inputs) @ inverse))
+    scores = (y - found.probabilities)[:, None] * inputs
+    errors = np.sqrt(np.diag(found.covariance @ spread(scores) @ found.covariance))
     return [
         Estimate(value, value - NORMAL * error, value + NORMAL * error)
-        for value, error in zip(point.tolist(), errors.tolist(), strict=True)
+        for value, error in zip(found.coefficients.tolist(), errors.tolist(), strict=True)
     ]
