@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,13 +19,13 @@ from sqlite3 import OperationalError as SqliteError
 from typing import Any, ParamSpec, TypeVar
 
 import orjson
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
-from boxcal.app.registry.migrations import migrate_tables
+from boxcal.app.registry.tables import HEAD, create_schema
 
 logger = logging.getLogger("boxcal")
 
@@ -91,6 +91,12 @@ PAGE_BYTES = 16_384
 """Of a new SQLite file: blocks of predictions are large, and each page of them costs."""
 DISK_FULL = "53100"
 """PostgreSQL's code of the error."""
+FIRST = "0012"
+"""Of the first release, 0.3.0."""
+STEPS: Mapping[str, Callable[[Connection], None]] = {}
+"""What each later revision adds, in order; the last one is `HEAD`."""
+NEXT = f"{int(HEAD) + 1:04}"
+"""The next release's revision: a step only adds, so that this release works on its tables."""
 LEADER_LOCK = 0x6C656164
 """First key of the advisory locks of `leads`; the second names the work."""
 MIGRATION_LOCK = 0x626F7863616C  # "boxcal": replicas that start together migrate one after the other
@@ -246,6 +252,38 @@ class Database:
 
     def _unusable(self, error: Exception) -> BoxcalError:
         return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
+
+
+def check_revision(connection: Connection, shown: str) -> str | None:
+    """Return the revision of the tables; None where there are none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    revision: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    if revision in (FIRST, *STEPS, HEAD, NEXT, None):
+        return revision
+    raise RegistryUnusable(
+        f"The registry at {shown} is at revision {revision!r}; this release accepts {HEAD!r} and "
+        f"{NEXT!r}. If a newer release wrote it, start that or restore a copy. Tables of versions before "
+        "0.3.0 are not upgraded: start with a new database."
+    )
+
+
+def migrate_tables(connection: Connection, shown: str, *, may_migrate: bool) -> None:
+    """Create the tables, or add what the steps after their revision add, in the caller's transaction."""
+    revision = check_revision(connection, shown)
+    if revision in (HEAD, NEXT):
+        return
+    if not may_migrate:
+        raise RegistryUnusable(
+            f"The registry at {shown} is at revision {revision!r}, this release needs {HEAD!r}, "
+            "and BOXCAL_MIGRATE is off. Run `boxcal migrate` first."
+        )
+    if revision is None:
+        create_schema(connection)
+        return
+    for later in (step for step in STEPS if step > revision):
+        STEPS[later](connection)
+    connection.execute(text("UPDATE alembic_version SET version_num = :head"), {"head": HEAD})
 
 
 def _sqlite(url: URL) -> Engine:

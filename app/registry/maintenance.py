@@ -7,8 +7,7 @@ from datetime import timedelta
 
 from sqlalchemy import Engine, func, inspect, null, select, update
 
-from boxcal.app.registry.database import Database, Leader
-from boxcal.app.registry.migrations import check_revision
+from boxcal.app.registry.database import Database, Leader, check_revision
 from boxcal.app.registry.tables import HEAD, PRUNED_PARTS, activations, backbones, calibrators, utc_now
 
 

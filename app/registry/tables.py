@@ -3,7 +3,7 @@
 `create_schema` creates them in a new database, with what SQLAlchemy does not create: triggers, a function and
 version 0. `calibrators`, `activations` and `audit` are append-only: triggers refuse any other change.
 
-A step of `migrations.py` makes the same change to an older database.
+A step of `STEPS` in `database.py` makes the same change to an older database.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import Connection
 
 from boxcal.app.http.problems import RegistryUnusable
-from boxcal.app.registry import migrations
-from boxcal.app.registry.database import CONNECTIONS, Database
-from boxcal.app.registry.migrations import FIRST, NEXT, STEPS
+from boxcal.app.registry import database as registry_database
+from boxcal.app.registry.database import CONNECTIONS, FIRST, NEXT, STEPS, Database
 from boxcal.app.registry.tables import HEAD
 from tests.app.raising import raises_problem
 
@@ -71,8 +70,8 @@ def test_new_steps_are_applied_and_keep_what_the_database_contains(
         statement = f"ALTER TABLE fits ADD COLUMN {name} VARCHAR(8) NOT NULL DEFAULT 'one'"
         return lambda connection: connection.exec_driver_sql(statement)
 
-    monkeypatch.setattr(migrations, "STEPS", {"0013": add("added"), "0014": add("later")})
-    monkeypatch.setattr(migrations, "HEAD", "0014")
+    monkeypatch.setattr(registry_database, "STEPS", {"0013": add("added"), "0014": add("later")})
+    monkeypatch.setattr(registry_database, "HEAD", "0014")
     database = opened(url)
     with database.read() as connection:
         assert connection.exec_driver_sql("SELECT count(added || later) FROM fits").scalar() == 0

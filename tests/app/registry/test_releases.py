@@ -10,8 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from boxcal.app.registry.database import Database
-from boxcal.app.registry.migrations import NEXT
+from boxcal.app.registry.database import NEXT, Database
 from tests.app.fitting.service import Service
 from tests.app.fitting.validation_data import validation_npz
 
