@@ -49,7 +49,7 @@ NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
 LISTED_BYTES = 256
 """Of one class in the form of the classification extension, as text and written."""
 MAX_PARAMETERS = 64
-MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS, BOUNDED_ROWS_AT_ONCE = 1024, 2**16, 128
+MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS, BOUNDED_ROWS_AT_ONCE = 1024, 2**16, 32
 """Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
 
 
