@@ -3,22 +3,22 @@
     python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many] [--methods "auto;ts;..."]
 
 The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
-and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents:
-methods of the catalogue, and the calibrators of `probmetrics` where that is installed. For each method: the
-share of all comparisons with another method on one experiment that it wins, a tie counting half; the mean
-distance of its loss from the lowest of all methods, in nats; the share of experiments that it makes worse
-than the unchanged probabilities; and the median processor time of its fits beside that of `sms`.
+and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents: the
+calibrators of `probmetrics` that CalArena compares, under its names, as far as they and what they need are
+installed, and the unchanged probabilities. For each of them and for methods of the catalogue: the share of
+its comparisons with another opponent on one experiment that it wins, a tie counting half; the mean distance
+of its loss from the lowest of all, in nats; the share of experiments that it makes worse than the unchanged
+probabilities; and the median processor time of its fits beside that of CalArena's best, `SMS`, or of `sms`.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,17 +57,40 @@ OURS = (
     "lb",
     "isotonic",
 )
-THEIRS_OF_MANY = ("ts-mix", "svs", "sms", "logistic-mix", "isotonic", "ivap")
-THEIRS_OF_TWO = (
-    "platt-logits",
-    "quadratic-scaling",
-    "affine-scaling",
-    "beta",
-    "isotonic",
-    "ivap",
-    "logistic-mix",
-)
-LARGE, MOST_OF_LARGE = {"dirichlet", "isotonic"}, 20
+THEIRS_OF_BOTH: dict[str, tuple[str, dict[str, Any]]] = {
+    "Hist-uniform": ("BinaryHistogramBinning", {"strategy": "uniform"}),
+    "Hist-quantile": ("BinaryHistogramBinning", {"strategy": "quantile"}),
+    "BBQ": ("NetcalBBQ", {}),
+    "Isotonic": ("Sklearn", {"method": "isotonic", "cv": "prefit"}),
+    "CIR": ("CenteredIsotonicRegression", {}),
+    "TS": ("TemperatureScaling", {}),
+    "ETS": ("ETS", {}),
+    "Spline": ("MLISpline", {}),
+    "Kernel": ("Kernel", {}),
+    "XGBoost": ("XGBoost", {}),
+    "LightGBM": ("LightGBM", {}),
+    "CatBoost": ("CatBoost", {}),
+}
+THEIRS_OF_TWO: dict[str, tuple[str, dict[str, Any]]] = THEIRS_OF_BOTH | {
+    "Scaling-Binning": ("BinaryPlattBinner", {}),
+    "Venn-Abers": ("BinaryVennAbers", {}),
+    "Platt-probs": ("Sklearn", {"method": "sigmoid", "cv": "prefit"}),
+    "Platt-logits": ("BinaryLogistic", {"type": "affine"}),
+    "Quadratic": ("BinaryLogistic", {"type": "quadratic"}),
+    "Beta": ("Betacal", {}),
+    "CDF-Spline": ("CDFSpline", {}),
+}
+THEIRS_OF_MANY: dict[str, tuple[str, dict[str, Any]]] = THEIRS_OF_BOTH | {
+    "Venn-Abers": ("VennAbers", {}),
+    "VS": ("VectorScaling", {}),
+    "SVS": ("SVS", {}),
+    "MS": ("MatrixScaling", {}),
+    "SMS": ("SMS", {}),
+    "Dirichlet": ("Dirichlet", {"n_cv": 0, "reg_lambda": 1e-3, "reg_mu": 1e-3}),
+}
+"""CalArena's opponents and settings: the classes of `probmetrics`, less their ending."""
+ONE_AGAINST_REST = {"Hist-uniform", "Hist-quantile", "CIR"}
+LARGE, MOST_OF_LARGE = {"dirichlet", "isotonic", "XGBoost", "LightGBM", "CatBoost"}, 20
 """Methods that take minutes to fit with more classes."""
 MOST_CLASSES = 200
 FLOOR = 1e-15
@@ -168,23 +191,41 @@ def answers(split: Split, names: list[str] | None) -> Iterator[tuple[str, Floats
             seconds += time.process_time() - begun
             raw = fit_data(BASE, data).on_arrays(split.test_logits)
             yield GATED, p if report.is_better else raw, seconds
-    if importlib.util.find_spec("probmetrics") is None:
-        return
-    get_calibrator = importlib.import_module("probmetrics.calibrators").get_calibrator
     softmax = fit_data(BASE, data).on_arrays
     for name in THEIRS_OF_TWO if data.num_classes == 2 else THEIRS_OF_MANY:
-        if names and f"probmetrics {name}" not in names:
+        if (names and name not in names) or (name in LARGE and data.num_classes > MOST_OF_LARGE):
+            continue
+        if (fit := their_fit(name, data.num_classes)) is None:
             continue
         begun = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                one = get_calibrator(name).fit(softmax(split.logits), split.labels)
-                p = one.predict_proba(softmax(split.test_logits))
-            except ValueError as error:  # some refuse a probability of 1 + 1e-16
-                print(f"{split.name}: probmetrics {name}: {error}", file=sys.stderr)
+                p = fit(softmax(split.logits), split.labels).predict_proba(softmax(split.test_logits))
+            except Exception as error:  # some refuse a probability of 1 + 1e-16, some a rare class
+                print(f"{split.name}: {name}: {error!r:.200}", file=sys.stderr)
                 continue
-        yield f"probmetrics {name}", p, time.process_time() - begun
+        yield name, p, time.process_time() - begun
+
+
+@cache
+def their_fit(name: str, classes: int) -> Callable[[Floats, NDArray[np.int64]], Any] | None:
+    """Return what fits a calibrator of probmetrics; None where a package is missing, which is said once."""
+    kind, options = (THEIRS_OF_TWO if classes == 2 else THEIRS_OF_MANY)[name]
+    try:
+        calibrators = importlib.import_module("probmetrics.calibrators")
+        getattr(calibrators, f"{kind}Calibrator")(**options)
+    except ImportError as error:
+        print(f"Without {name}: {error}", file=sys.stderr)
+        return None
+
+    def fit(p: Floats, labels: NDArray[np.int64]) -> Any:
+        one = getattr(calibrators, f"{kind}Calibrator")(**options)
+        if classes > 2 and name in ONE_AGAINST_REST:
+            one = calibrators.MulticlassOneVsRestCalibrator(one)
+        return one.fit(p, labels)
+
+    return fit
 
 
 def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
@@ -192,27 +233,36 @@ def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    """Compare methods; a set that one did not fit counts in none of its figures."""
     share = {name: np.mean([name in row["losses"] for row in rows]) for row in rows for name in row["losses"]}
     names = [name for name, of_rows in share.items() if of_rows > 0.9]
-    rows = [row for row in rows if all(name in row["losses"] for name in names)]
-    losses = np.array([[row["losses"][name] for name in names] for row in rows])
-    seconds = np.array([[row["seconds"][name] for name in names] for row in rows])
-    plain, sms = losses[:, names.index(BASE)], seconds[:, names.index("sms")]
-    others = (losses[:, :, None] < losses[:, None, :]) + 0.5 * (losses[:, :, None] == losses[:, None, :])
-    wins = (others.sum(axis=2) - 0.5).mean(axis=0) / (len(names) - 1)
-    regret = (losses - losses.min(axis=1, keepdims=True)).mean(axis=0)
-    worse = (losses > plain[:, None] + 1e-9).mean(axis=0)
-    times = np.median(seconds / sms[:, None], axis=0)
+    losses = np.array([[row["losses"].get(name, np.nan) for name in names] for row in rows])
+    seconds = np.array([[row["seconds"].get(name, np.nan) for name in names] for row in rows])
+    plain, sms = losses[:, [names.index(BASE)]], seconds[:, [names.index("sms")]]
+    opponents = THEIRS_OF_TWO.keys() | THEIRS_OF_MANY.keys()
+    theirs = [name in opponents for name in names]
+    pool = [place for place, name in enumerate(names) if theirs[place] or name == BASE or not any(theirs)]
+    regret = np.nanmean(losses - np.nanmin(losses, axis=1, keepdims=True), axis=0)
+    worse = np.mean(losses > plain + 1e-9, axis=0)
+    times = np.nanmedian(seconds / sms, axis=0)
+    wins = np.array(
+        [win_rate(losses[:, one], losses[:, [n for n in pool if n != one]]) for one in range(len(names))]
+    )
     lines = [
         "| method | win rate | mean loss | regret | worse, % | CPU, sms = 1 |",
         "|---|---|---|---|---|---|",
     ]
+    loss = np.nanmean(losses, axis=0)
     for place in np.argsort(-wins):
-        lines.append(
-            f"| {names[place]} | {wins[place]:.3f} | {losses[:, place].mean():.4f} | {regret[place]:.4f} |"
-            f" {100 * worse[place]:.0f} | {times[place]:.1f} |"
-        )
+        figures = f"{wins[place]:.3f} | {loss[place]:.4f} | {regret[place]:.4f} | {100 * worse[place]:.0f}"
+        lines.append(f"| {names[place]} | {figures} | {times[place]:.1f} |")
     return "\n".join(lines)
+
+
+def win_rate(one: Floats, others: Floats) -> float:
+    """Return the share of the duels of `one` (N) with `others` (N, M), over the splits, that it wins."""
+    won = (one[:, None] < others) + 0.5 * (one[:, None] == others)
+    return float(won[~np.isnan(one[:, None] - others)].mean())
 
 
 def main() -> None:

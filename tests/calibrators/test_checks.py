@@ -147,7 +147,7 @@ def test_classes_with_offsets_are_no_unrelated_labels() -> None:
     assert check_data(logits + np.random.default_rng(0).normal(size=10), labels) == []
 
 
-def test_the_message_says_how_many_and_what() -> None:
+def test_a_warning_names_the_error_rate_the_class_or_the_number_of_rows() -> None:
     logits, labels = drawn()
     (warning,) = check_data(*shifted(logits, labels))
     error = np.mean(logits.argmax(axis=1) != (labels + 1) % 10)

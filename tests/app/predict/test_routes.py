@@ -118,7 +118,7 @@ def test_numbers_come_back_as_npy_where_that_is_accepted(http: httpx.Client) -> 
     assert matrix.max() <= 0.5
 
 
-def test_many_rows_are_calibrated_too(http: httpx.Client) -> None:
+def test_5000_rows_that_leave_the_event_loop_keep_their_order(http: httpx.Client) -> None:
     """So many that they are worked on off the event loop."""
     logits = np.random.default_rng(1).normal(size=(5000, 10))
     document = http.post("/calibrate", content=npy(logits), headers=NPY).json()

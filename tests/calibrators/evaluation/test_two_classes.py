@@ -84,7 +84,7 @@ def test_copies_in_groups_widen_the_intervals() -> None:
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0, 0], [1, 1, 1, 1]])
-def test_one_class_has_no_slope(labels: list[int]) -> None:
+def test_labels_of_one_class_give_neither_slope_nor_intercept(labels: list[int]) -> None:
     document = judged(np.array([0.1, 0.2, 0.3, 0.9]), np.array(labels)).to_dict()
     assert document["slope"] == document["intercept"] == {"value": None, "low": None, "high": None}
 
