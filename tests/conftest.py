@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
+import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from tests.pauses import PAUSES
@@ -15,9 +18,14 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Forget the pauses of event loops before a test."""
+    """Forget the pauses of event loops; what draws numbers without a seed draws the same in every run."""
     PAUSES.clear()
+    random.seed(0)
+    np.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

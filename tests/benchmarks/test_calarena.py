@@ -22,7 +22,8 @@ def test_methods_are_compared_with_calarenas_and_not_with_each_other() -> None:
     """Of six duels with `uncalibrated`, `SMS` and `TS`, `auto` wins four and draws one."""
     assert figures()["auto"] == [0.75, 0.3, 0.1, 0, 2]
     assert figures()["SMS"] == [0.5, 0.4, 0.2, 50, 2]
-    assert figures("SMS", "TS")["auto"][0] == 0.625  # against `uncalibrated` and `sms`, as there are no others
+    # Without any of CalArena's, against `uncalibrated` and `sms`.
+    assert figures("SMS", "TS")["auto"][0] == 0.625
 
 
 def test_a_method_that_fitted_no_set_is_in_no_duel() -> None:
