@@ -153,16 +153,18 @@ def proportion_estimate(hits: Vector, weights: Vector | None = None) -> Estimate
 
     With weights (N,), the interval is that of the effective number of samples.
     """
-    from scipy.stats import binomtest  # noqa: PLC0415 - a service that only predicts needs no scipy
-
     share = float(hits.mean())
     found, count = int(hits.sum()), len(hits)
     if weights is not None:
         share = float(np.average(hits, weights=weights))
         count = max(1, round(effective_samples(weights)))
         found = round(share * count)
-    low, high = binomtest(found, count).proportion_ci(LEVEL, method="wilson")
-    return Estimate(share, min(share, float(low)), max(share, float(high)))
+    squared = NORMAL**2
+    centre = (found + squared / 2) / (count + squared)
+    half = NORMAL * math.sqrt(found * (count - found) / count + squared / 4) / (count + squared)
+    low = centre - half if found else 0.0
+    high = centre + half if found < count else 1.0
+    return Estimate(share, min(share, low), max(share, high))
 
 
 def proportion_difference(after: Vector, before: Vector) -> Estimate:

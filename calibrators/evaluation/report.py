@@ -279,6 +279,8 @@ def report_on(
     if len(data) <= FEWEST_SAMPLES:
         raise InvalidDataError(f"a report needs at least {FEWEST_SAMPLES + 1} samples, not N = {len(data)}")
     tell = progress or _silent
+    if against is not None and against.method == "uncalibrated":
+        against = None  # the logits are judged anyway
     folds = len(unseen) or min(folds, len(data))
     answers = cross_fit(
         method, data, folds=folds, seed=seed, progress=share_of(tell, 0.0, _FITTED), unseen=unseen

@@ -129,7 +129,9 @@ class SmoothedResiduals:
 
     def _spectrum(self, cells: int, rows: Indices) -> Matrix:
         """Return the spectra (frequencies, n) of some rows on a grid; each is computed once."""
-        spectra = self._spectra.setdefault(cells, np.full((cells, self._residuals.shape[1]), np.nan))
+        if cells not in self._spectra:
+            self._spectra[cells] = np.full((cells, self._residuals.shape[1]), np.nan)
+        spectra = self._spectra[cells]
         new = rows[np.isnan(spectra[0, rows])]
         if len(new):
             spectra[:, new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells))

@@ -30,6 +30,6 @@ def test_the_fuzzer_finds_failures_pauses_and_memory_that_grows(
 ) -> None:
     monkeypatch.setattr(fuzz, "PRELUDE", fuzz.PRELUDE + FAULTY)
     monkeypatch.setattr(fuzz, "WARM_UP", 20)
-    faults = fuzz.fuzz(420, 1, tmp_path, structured=True)
+    faults = fuzz.fuzz(240, 1, tmp_path, structured=True)
     for expected in ("RuntimeError", ": 500: ", "the event loop computed for 0.1", "the memory has grown by"):
         assert any(expected in fault for fault in faults), (expected, faults)

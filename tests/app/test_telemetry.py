@@ -96,7 +96,7 @@ def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
 
 
 @pytest.mark.anyio
-async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> None:
+async def test_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> None:
     rng = random.Random(0)
 
     def word() -> str:
@@ -132,13 +132,13 @@ async def test_ten_thousand_random_requests_add_no_series(tmp_path: Path, digits
         transport = httpx.ASGITransport(app=with_state, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = series((await client.get("/metrics")).text)
-            await asyncio.gather(*(some(client, 1250) for _ in range(8)))
+            await asyncio.gather(*(some(client, 400) for _ in range(8)))
             text = (await client.get("/metrics")).text
     assert {one for one in series(text) if "_bucket{" not in one} == {
         one for one in before if "_bucket{" not in one
     }
     answered = re.findall(r'^boxcal_request_seconds_count\{.*status="(\d+)"\} ([\d.]+)$', text, re.MULTILINE)
-    assert sum(float(count) for _, count in answered) > 10_000
+    assert sum(float(count) for _, count in answered) > 3_000
     assert sum(float(count) for status, count in answered if status == "200") > 1000
     assert not any(float(count) for status, count in answered if status == "500")
 

@@ -122,7 +122,7 @@ def test_bounds_that_help_nothing_are_vacuous_and_said_to_be() -> None:
 def test_a_joint_fit_leaves_a_vacuous_start() -> None:
     """Where constant bounds gain nothing behind a temperature, a network of bounds still can."""
     generator = torch.Generator().manual_seed(0)
-    logits = 4.0 * torch.randn(3000, 10, generator=generator, dtype=torch.float64)
+    logits = 4.0 * torch.randn(1200, 10, generator=generator, dtype=torch.float64)
     unsure = logits.amax(1) - logits.mean(1) < 6.0
     softened = torch.where(unsure[:, None], logits / 8.0, logits)
     labels = torch.multinomial(softened.softmax(1), 1, generator=generator)[:, 0]

@@ -48,10 +48,11 @@ def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
 
 
 def test_the_table_fits_80_columns(
-    boxcal: Boxcal, validation_file: Path, monkeypatch: pytest.MonkeyPatch
+    boxcal: Boxcal, validation_file: Path, test_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output.screen, "width", 80)
-    lines = boxcal("compare", validation_file, "--method", "dirichlet+pb-mlp").stdout.splitlines()
+    longest = ("--method", "dirichlet+pb-mlp", "--test", test_file)
+    lines = boxcal("compare", validation_file, *longest).stdout.splitlines()
     assert lines[2] == "method             Error %   smECE %   emECE %   ewECE %        NLL      Brier"
     names = [line.split(" ")[0] for line in lines[3:6]]
     assert names == ["uncalibrated", "dirichlet", "dirichlet+pb-mlp"]

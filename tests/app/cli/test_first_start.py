@@ -58,6 +58,7 @@ def first_start(tmp_path: Path, kept: Path) -> Service:
     return service
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the priority of another process")
 def test_a_first_start_answers_before_the_solver_is_compiled_and_bounded_requests_wait(
     tmp_path: Path,

@@ -234,6 +234,7 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
         assert client.post("/calibrators/rollback").json()["version"] == 0
 
 
+@pytest.mark.long
 def test_a_kill_of_each_kind(tmp_path: Path) -> None:
     assert len(rounds(tmp_path / "data", len(KINDS), seed=4)) == len(KINDS)
 

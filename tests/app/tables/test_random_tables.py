@@ -54,7 +54,7 @@ def as_sent(scores: Any, kind: str) -> Any:
     }[kind]
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([*TABLES, "npz", "json"]),

@@ -46,7 +46,7 @@ def covered(world: World, count: int, trials: int, draws: int) -> Counter[str]:
 @pytest.mark.parametrize(
     ("name", "trials", "draws"),
     [
-        *((name, 60, 200) for name in ("calibrated", "barely overconfident", "overconfident", "capped")),
+        *((name, 30, 200) for name in ("calibrated", "barely overconfident", "overconfident", "capped")),
         *(pytest.param(name, 1800, 400, marks=pytest.mark.long) for name in WORLDS),
     ],
 )
@@ -107,7 +107,7 @@ def differences_covered(trials: int, count: int, draws: int) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("trials", "count", "draws"),
-    [(60, 500, 200), *(pytest.param(400, count, 400, marks=pytest.mark.long) for count in (500, 3000))],
+    [(30, 500, 200), *(pytest.param(400, count, 400, marks=pytest.mark.long) for count in (500, 3000))],
 )
 def test_paired_differences_cover(trials: int, count: int, draws: int) -> None:
     hits = differences_covered(trials, count, draws)
@@ -124,7 +124,7 @@ def p_values(trials: int, count: int, draws: int) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(
-    ("trials", "count", "draws"), [(120, 400, 200), pytest.param(1500, 1000, 400, marks=pytest.mark.long)]
+    ("trials", "count", "draws"), [(60, 400, 200), pytest.param(1500, 1000, 400, marks=pytest.mark.long)]
 )
 def test_p_values_are_uniform_on_calibrated_data(trials: int, count: int, draws: int) -> None:
     for name, values in p_values(trials, count, draws).items():
