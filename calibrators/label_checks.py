@@ -25,6 +25,14 @@ STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
 """Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
 
 
+def _some(logits: NDArray[Any], labels: Labels) -> tuple[Floats, Labels]:
+    """Draw the rows on which a check estimates: labels that follow a pattern are seen as they are."""
+    if len(logits) <= MOST_ROWS:
+        return logits.astype(np.float64), labels
+    rows = np.sort(np.random.default_rng(0).choice(len(logits), MOST_ROWS, replace=False))
+    return logits[rows].astype(np.float64), labels[rows]
+
+
 def mean_confidence(logits: NDArray[Any]) -> float:
     """Mean of the largest softmax probability."""
     total = 0.0
@@ -42,8 +50,7 @@ def association(logits: NDArray[Any], labels: Labels) -> float:
     labels, and variance N / (N - 1) sum_ik p_k d_ik^2 (Hoeffding 1951, theorem 2). It does not change with
     the temperature, nor with offsets of classes, and is near N(0, 1) where labels and logits are independent.
     """
-    step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step].astype(np.float64), labels[::step]
+    scores, truth = _some(logits, labels)
     count, num_classes = scores.shape
     shares = np.bincount(truth, minlength=num_classes) / count
     scores -= (scores @ shares)[:, None]
@@ -93,8 +100,7 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
 
     present, truth = np.unique(labels, return_inverse=True)
     uniform = 1 / len(present)
-    step = -(-len(logits) // MOST_ROWS)
-    scores, truth = logits[::step].astype(np.float64), truth[::step]
+    scores, truth = _some(logits, truth)
     if len(present) < logits.shape[1]:
         scores = scores[:, present]
     own, least = scores[np.arange(len(scores)), truth], scores.min(axis=1)
@@ -180,8 +186,8 @@ def intercept(logits: NDArray[Any], labels: Labels) -> Intercept | None:
     Samples drawn by class, w times as many of class 1 for each of class 0 as there are, shift the log odds of
     a calibrated model by log w (Saerens et al. 2002). None where the rows are alike, or separate the classes.
     """
-    step = -(-len(logits) // MOST_ROWS)
-    odds, truth = logits[::step, 1].astype(np.float64) - logits[::step, 0], labels[::step]
+    scores, truth = _some(logits, labels)
+    odds = scores[:, 1] - scores[:, 0]
     scale = float(odds.std())
     if scale <= ALIKE * np.abs(odds).max():
         return None
