@@ -139,7 +139,7 @@ async def test_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> 
     }
     answered = re.findall(r'^boxcal_request_seconds_count\{.*status="(\d+)"\} ([\d.]+)$', text, re.MULTILINE)
     assert sum(float(count) for _, count in answered) > 3_000
-    assert sum(float(count) for status, count in answered if status == "200") > 1000
+    assert sum(float(count) for status, count in answered if status == "200") > 300
     assert not any(float(count) for status, count in answered if status == "500")
 
 
