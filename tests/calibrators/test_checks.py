@@ -143,6 +143,22 @@ def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     assert warning.rows == pytest.approx(random.sum(), abs=0.015 * len(labels))
 
 
+def test_ties_of_a_forest_of_two_classes_are_not_serious() -> None:
+    """Of 100 trees 50 vote for each class, in as many rows as 49 or 51 do."""
+    rng = np.random.default_rng(0)
+    votes = rng.binomial(100, rng.beta(3.0, 3.0, 2000))
+    labels = (rng.random(2000) < votes / 100).astype(np.int64)
+    shares = np.column_stack([100 - votes, votes]) / 100
+    (found,) = (one for one in check_data(np.log(np.maximum(shares, 1e-9)), labels) if one.rows)
+    assert (found.code, found.severity) == ("constant_rows", "warning")
+    assert found.rows == (votes == 50).sum() > 20
+    shares[:200] = 0.5
+    serious = [
+        one.code for one in check_data(np.log(np.maximum(shares, 1e-9)), labels) if one.severity == "serious"
+    ]
+    assert "constant_rows" in serious
+
+
 def test_classes_with_offsets_are_no_unrelated_labels() -> None:
     logits, labels = drawn(2000)
     assert check_data(logits + np.random.default_rng(0).normal(size=10), labels) == []
