@@ -1,6 +1,6 @@
 """Calibrators by log-loss on many sets, as CalArena compares them (arXiv 2605.30188).
 
-    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many] [--methods "auto;ts;..."]
+    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many]
 
 The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
 and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents: the
@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,61 +40,36 @@ from boxcal.calibrators.fitting.api import fit_data
 
 Floats = NDArray[np.float64]
 TINY = np.finfo(np.float32).tiny
-GATED = "auto, gate"
 BASE = "uncalibrated"
-OURS = (
-    "auto",
-    BASE,
-    "ts",
-    "ets",
-    "vector",
-    "sms",
-    "mix+sms",
-    "dirichlet",
-    "beta",
-    "pb",
-    "dpb",
-    "lb",
-    "isotonic",
+OURS = ("auto", BASE, "ts", "ets", "sms", "mix+sms", "dirichlet", "beta", "dpb", "pb")
+BOTH = (
+    "Hist-uniform=BinaryHistogramBinning Hist-quantile=BinaryHistogramBinning BBQ=NetcalBBQ Isotonic=Sklearn"
+    " CIR=CenteredIsotonicRegression TS=TemperatureScaling ETS=ETS Spline=MLISpline Kernel=Kernel"
+    " XGBoost=XGBoost LightGBM=LightGBM CatBoost=CatBoost"
 )
-THEIRS_OF_BOTH: dict[str, tuple[str, dict[str, Any]]] = {
-    "Hist-uniform": ("BinaryHistogramBinning", {"strategy": "uniform"}),
-    "Hist-quantile": ("BinaryHistogramBinning", {"strategy": "quantile"}),
-    "BBQ": ("NetcalBBQ", {}),
-    "Isotonic": ("Sklearn", {"method": "isotonic", "cv": "prefit"}),
-    "CIR": ("CenteredIsotonicRegression", {}),
-    "TS": ("TemperatureScaling", {}),
-    "ETS": ("ETS", {}),
-    "Spline": ("MLISpline", {}),
-    "Kernel": ("Kernel", {}),
-    "XGBoost": ("XGBoost", {}),
-    "LightGBM": ("LightGBM", {}),
-    "CatBoost": ("CatBoost", {}),
+OF_TWO = (
+    " Scaling-Binning=BinaryPlattBinner Venn-Abers=BinaryVennAbers Platt-probs=Sklearn Beta=Betacal"
+    " Platt-logits=BinaryLogistic Quadratic=BinaryLogistic CDF-Spline=CDFSpline"
+)
+OF_MANY = " Venn-Abers=VennAbers VS=VectorScaling SVS=SVS MS=MatrixScaling SMS=SMS Dirichlet=Dirichlet"
+THEIRS_OF_TWO, THEIRS_OF_MANY = (
+    dict(pair.split("=") for pair in (BOTH + others).split()) for others in (OF_TWO, OF_MANY)
+)
+"""CalArena's opponents: the classes of `probmetrics`, less their ending."""
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Hist-uniform": {"strategy": "uniform"},
+    "Hist-quantile": {"strategy": "quantile"},
+    "Isotonic": {"method": "isotonic", "cv": "prefit"},
+    "Platt-probs": {"method": "sigmoid", "cv": "prefit"},
+    "Platt-logits": {"type": "affine"},
+    "Quadratic": {"type": "quadratic"},
+    "Dirichlet": {"n_cv": 0, "reg_lambda": 1e-3, "reg_mu": 1e-3},
 }
-THEIRS_OF_TWO: dict[str, tuple[str, dict[str, Any]]] = THEIRS_OF_BOTH | {
-    "Scaling-Binning": ("BinaryPlattBinner", {}),
-    "Venn-Abers": ("BinaryVennAbers", {}),
-    "Platt-probs": ("Sklearn", {"method": "sigmoid", "cv": "prefit"}),
-    "Platt-logits": ("BinaryLogistic", {"type": "affine"}),
-    "Quadratic": ("BinaryLogistic", {"type": "quadratic"}),
-    "Beta": ("Betacal", {}),
-    "CDF-Spline": ("CDFSpline", {}),
-}
-THEIRS_OF_MANY: dict[str, tuple[str, dict[str, Any]]] = THEIRS_OF_BOTH | {
-    "Venn-Abers": ("VennAbers", {}),
-    "VS": ("VectorScaling", {}),
-    "SVS": ("SVS", {}),
-    "MS": ("MatrixScaling", {}),
-    "SMS": ("SMS", {}),
-    "Dirichlet": ("Dirichlet", {"n_cv": 0, "reg_lambda": 1e-3, "reg_mu": 1e-3}),
-}
-"""CalArena's opponents and settings: the classes of `probmetrics`, less their ending."""
 ONE_AGAINST_REST = {"Hist-uniform", "Hist-quantile", "CIR"}
-LARGE, MOST_OF_LARGE = {"dirichlet", "isotonic", "XGBoost", "LightGBM", "CatBoost"}, 20
-"""Methods that take minutes to fit with more classes."""
+LARGE = {"dirichlet", "XGBoost", "LightGBM", "CatBoost", "Spline", "BBQ", "Venn-Abers", "Kernel", "CIR"}
+MOST_OF_LARGE = 20  # With more classes these take minutes to fit
 MOST_CLASSES = 200
-FLOOR = 1e-15
-"""Of a probability in the loss, as in CalArena."""
+FLOOR = 1e-15  # Of a probability in the loss, as in CalArena
 
 
 class Split(NamedTuple):
@@ -110,12 +85,8 @@ class Split(NamedTuple):
 def tables() -> Iterator[tuple[str, Floats, NDArray[np.int64]]]:
     """Give inputs and labels of the tabular sets: half of them with two classes."""
     rng = np.random.default_rng(0)
-    for name, load in (
-        ("iris", datasets.load_iris),
-        ("wine", datasets.load_wine),
-        ("digits", datasets.load_digits),
-    ):
-        yield name, *load(return_X_y=True)
+    for name in ("iris", "wine", "digits"):
+        yield name, *getattr(datasets, f"load_{name}")(return_X_y=True)
     inputs, labels = datasets.load_breast_cancer(return_X_y=True)
     yield "breast-cancer", inputs, labels
     inputs, labels = datasets.load_digits(return_X_y=True)
@@ -174,58 +145,51 @@ def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
                 yield Split(f"{name}/{kind}", rows[0], val_y, rows[1], test_y)
 
 
-def answers(split: Split, names: list[str] | None) -> Iterator[tuple[str, Floats, float]]:
+def answers(split: Split) -> Iterator[tuple[str, Floats, float]]:
     """Give each method's probabilities on the test rows, and the processor seconds of its fit."""
     data = check_validation_set(split.logits, split.labels)
     for name in OURS:
-        if (names and name not in names) or (name in LARGE and data.num_classes > MOST_OF_LARGE):
+        if name in LARGE and data.num_classes > MOST_OF_LARGE:
             continue
         begun = time.process_time()
         result = fit_data(name, data)
         seconds = time.process_time() - begun
         p = result.on_arrays(split.test_logits)
         yield name, p, seconds
-        if name == "auto" and (not names or GATED in names):
+        if name == "auto":
             begun = time.process_time()
             report = report_on(result.method, data, unseen=result.unseen)
             seconds += time.process_time() - begun
             raw = fit_data(BASE, data).on_arrays(split.test_logits)
-            yield GATED, p if report.is_better else raw, seconds
+            yield "auto, gate", p if report.is_better else raw, seconds
     softmax = fit_data(BASE, data).on_arrays
     for name in THEIRS_OF_TWO if data.num_classes == 2 else THEIRS_OF_MANY:
-        if (names and name not in names) or (name in LARGE and data.num_classes > MOST_OF_LARGE):
+        if name in LARGE and data.num_classes > MOST_OF_LARGE:
             continue
-        if (fit := their_fit(name, data.num_classes)) is None:
+        if (one := opponent(name, data.num_classes)) is None:
             continue
         begun = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                p = fit(softmax(split.logits), split.labels).predict_proba(softmax(split.test_logits))
+                p = one.fit(softmax(split.logits), split.labels).predict_proba(softmax(split.test_logits))
             except Exception as error:  # some refuse a probability of 1 + 1e-16, some a rare class
                 print(f"{split.name}: {name}: {error!r:.200}", file=sys.stderr)
                 continue
         yield name, p, time.process_time() - begun
 
 
-@cache
-def their_fit(name: str, classes: int) -> Callable[[Floats, NDArray[np.int64]], Any] | None:
-    """Return what fits a calibrator of probmetrics; None where a package is missing, which is said once."""
-    kind, options = (THEIRS_OF_TWO if classes == 2 else THEIRS_OF_MANY)[name]
+def opponent(name: str, classes: int) -> Any:
+    """Return a new calibrator of probmetrics; None where a package is missing, which is said once."""
+    kind = (THEIRS_OF_TWO if classes == 2 else THEIRS_OF_MANY)[name]
     try:
         calibrators = importlib.import_module("probmetrics.calibrators")
-        getattr(calibrators, f"{kind}Calibrator")(**options)
+        one = getattr(calibrators, f"{kind}Calibrator")(**SETTINGS.get(name, {}))
     except ImportError as error:
-        print(f"Without {name}: {error}", file=sys.stderr)
+        warnings.warn(f"Without {name}: {error}", stacklevel=1)
         return None
-
-    def fit(p: Floats, labels: NDArray[np.int64]) -> Any:
-        one = getattr(calibrators, f"{kind}Calibrator")(**options)
-        if classes > 2 and name in ONE_AGAINST_REST:
-            one = calibrators.MulticlassOneVsRestCalibrator(one)
-        return one.fit(p, labels)
-
-    return fit
+    of_rest = classes > 2 and name in ONE_AGAINST_REST
+    return calibrators.MulticlassOneVsRestCalibrator(one) if of_rest else one
 
 
 def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
@@ -239,19 +203,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     losses = np.array([[row["losses"].get(name, np.nan) for name in names] for row in rows])
     seconds = np.array([[row["seconds"].get(name, np.nan) for name in names] for row in rows])
     plain, sms = losses[:, [names.index(BASE)]], seconds[:, [names.index("sms")]]
-    opponents = THEIRS_OF_TWO.keys() | THEIRS_OF_MANY.keys()
-    theirs = [name in opponents for name in names]
-    pool = [place for place, name in enumerate(names) if theirs[place] or name == BASE or not any(theirs)]
+    theirs = (THEIRS_OF_TWO.keys() | THEIRS_OF_MANY.keys()) & set(names)
+    pool = [place for place, name in enumerate(names) if name in theirs or name == BASE or not theirs]
     regret = np.nanmean(losses - np.nanmin(losses, axis=1, keepdims=True), axis=0)
     worse = np.mean(losses > plain + 1e-9, axis=0)
     times = np.nanmedian(seconds / sms, axis=0)
-    wins = np.array(
-        [win_rate(losses[:, one], losses[:, [n for n in pool if n != one]]) for one in range(len(names))]
-    )
-    lines = [
-        "| method | win rate | mean loss | regret | worse, % | CPU, sms = 1 |",
-        "|---|---|---|---|---|---|",
-    ]
+    rates = (win_rate(losses[:, n], losses[:, [m for m in pool if m != n]]) for n in range(len(names)))
+    wins = np.fromiter(rates, float)
+    lines = ["| method | win rate | mean loss | regret | worse, % | CPU, sms = 1 |", "|---" * 6 + "|"]
     loss = np.nanmean(losses, axis=0)
     for place in np.argsort(-wins):
         figures = f"{wins[place]:.3f} | {loss[place]:.4f} | {regret[place]:.4f} | {100 * worse[place]:.0f}"
@@ -270,32 +229,23 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--only", choices=("two", "many"))
-    parser.add_argument("--methods", default="")
     given = parser.parse_args()
-    names = given.methods.split(";") if given.methods else None
     families: dict[str, list[dict[str, Any]]] = {"two": [], "many": []}
     for split in experiments(given.folders, given.splits):
         family = "two" if split.logits.shape[1] == 2 else "many"
         if given.only not in (None, family):
             continue
         row: dict[str, Any] = {"set": split.name, "losses": {}, "seconds": {}}
-        for name, p, seconds in answers(split, names):
+        for name, p, seconds in answers(split):
             row["losses"][name] = float(log_losses(p, split.test_labels).mean())
             row["seconds"][name] = seconds
         families[family].append(row)
-        print(
-            split.name,
-            *(f"{name} {loss:.4f}" for name, loss in row["losses"].items()),
-            sep="  ",
-            file=sys.stderr,
-        )
+        losses = "  ".join(f"{name} {loss:.4f}" for name, loss in row["losses"].items())
+        print(f"{split.name}  {losses}", file=sys.stderr)
     for family, rows in families.items():
         if rows:
-            sets = len({row["set"] for row in rows})
-            print(
-                f"\n{'Two classes' if family == 'two' else 'More classes'}: {sets} sets, {len(rows)} splits\n"
-            )
-            print(table(rows))
+            sets = {row["set"] for row in rows}
+            print(f"\nClasses: {family}; {len(sets)} sets, {len(rows)} splits\n\n{table(rows)}")
 
 
 if __name__ == "__main__":
