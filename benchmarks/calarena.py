@@ -8,7 +8,7 @@ calibrators of `probmetrics` that CalArena compares, under its names, as far as 
 installed, and the unchanged probabilities. For each of them and for methods of the catalogue: the share of
 its comparisons with another opponent on one experiment that it wins, a tie counting half; the mean distance
 of its loss from the lowest of all, in nats; the share of experiments that it makes worse than the unchanged
-probabilities; and the median processor time of its fits beside that of CalArena's best, `SMS`, or of `sms`.
+probabilities; and the median processor time of its fits beside that of our `sms`.
 """
 
 from __future__ import annotations
