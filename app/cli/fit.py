@@ -18,6 +18,7 @@ from boxcal.app.cli.output import (
     UsageError,
     escape,
     messages,
+    metrics_table,
     naming,
     plain_table,
     progress_bar,
@@ -210,7 +211,6 @@ def _events_table(events: dict[str, Any]) -> Table:
 
 
 def _show(fitted: FinishedFit) -> None:
-    from boxcal.app.cli.evaluate import metrics_table
     from boxcal.calibrators.evaluation.verdict import sentence
 
     report = fitted.report

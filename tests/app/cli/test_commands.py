@@ -1,5 +1,7 @@
 """What the commands do, on this machine and through a service, for people and for scripts; `prune`."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +212,21 @@ def test_prune_returns_the_space_to_the_disk(
     assert file.stat().st_size < 3_000_000
     assert boxcal("prune", "--keep-versions", 2).stdout == "Pruned 0 calibrators: none.\n"
     assert boxcal("prune", "--keep-versions", 0).code == 2
+
+
+FIT = """
+import sys
+from boxcal.app.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+print([name for name in ("numba", "scipy", "boxcal.calibrators.fitting") if name in sys.modules])
+"""
+
+
+def test_a_fit_by_a_service_loads_nothing_that_fits(validation_file: Path, url: str) -> None:
+    options = ["fit", str(validation_file), "--method=ts", "--activate=never", "--url", url]
+    shown = subprocess.run([sys.executable, "-c", FIT, *options], capture_output=True, text=True, check=True)
+    assert "NLL" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "[]"
