@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from boxcal.app.predict.lanes import BatchSizer, of_few_sizes
+from boxcal.app.predict.lanes import HALF_LIFE_SECONDS, BatchSizer, of_few_sizes
 
 
 def learned(batch_sizer: BatchSizer, fixed: float, per_sample: float, *, noise: float = 0.0) -> BatchSizer:
@@ -71,11 +71,14 @@ def test_it_waits_for_others_only_where_the_device_is_busy_and_at_most_for_the_f
 
 
 def test_it_expects_a_wait_from_the_rate_of_the_whole_service() -> None:
-    batch_sizer = BatchSizer(64, 10.0)
+    now = 0.0
+    batch_sizer = BatchSizer(64, 10.0, clock=lambda: now)
     assert batch_sizer.wait_for(100) == 0
     for _ in range(50):
         batch_sizer.observe_throughput(8, 0.16)
     assert batch_sizer.wait_for(100) == pytest.approx(2.0)
+    now = HALF_LIFE_SECONDS
+    assert batch_sizer.wait_for(100) == pytest.approx(1.0)
 
 
 def test_few_sizes_are_at_most_a_third_below_what_was_asked() -> None:

@@ -277,7 +277,7 @@ async def test_a_place_is_held_until_the_answer_and_given_back() -> None:
 
 
 async def test_a_request_that_would_come_too_late_is_refused_at_once() -> None:
-    batch_sizer = BatchSizer(4, 10.0)
+    batch_sizer = BatchSizer(4, 10.0, clock=lambda: 0.0)
     batch_sizer.observe_throughput(1, 0.5)
     device = Device()
     batcher: Doubling = Batcher(device.forward, device.finish, batch_sizer=batch_sizer, max_queue_samples=100)
