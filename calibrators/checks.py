@@ -155,10 +155,10 @@ def rare_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     Chance explains a count n of a class if, were all classes equally frequent, some class would have n
     labels or fewer with a probability above `CHANCE_ABSENCE`: K P(Poisson(N / K) <= n), a bound on it.
     """
-    from scipy.stats import poisson  # noqa: PLC0415 - only fits need scipy
+    from scipy.special import pdtr  # noqa: PLC0415 - only fits need scipy
 
     counts = np.bincount(labels, minlength=num_classes)
-    by_chance = num_classes * poisson.cdf(counts, len(labels) / num_classes) > CHANCE_ABSENCE
+    by_chance = num_classes * pdtr(counts, len(labels) / num_classes) > CHANCE_ABSENCE
     return np.flatnonzero((counts < ENOUGH_OF_CLASS) & ~by_chance)
 
 

@@ -35,11 +35,11 @@ ODDS_TICKS = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 1 - 1e-4, 1 - 
 METRIC_NAMES = {"ece_width": "ewECE", "ece_mass": "emECE", "smooth_ece": "smECE"}
 
 
-def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
+def draw_report(report: dict[str, Any]) -> Figure:
     """Draw the reliability of a report, before and after calibration.
 
     It is that of the predicted label, or that of the second of two classes along its log odds. `report`: what
-    `Report.to_dict` gives. Returns the image.
+    `Report.to_dict` gives.
     """
     events = report.get("events")
     figure = Figure(figsize=(11.0, 8.6), facecolor="white")
@@ -77,7 +77,7 @@ def draw_report(report: dict[str, Any], form: Format = "svg") -> bytes:
     add_legend(figure, EVENT_MARKS if events else BAR_MARKS, height=0.022 if marks else 0.0)
     if marks:
         add_legend(figure, marks)
-    return render(figure, form)
+    return figure
 
 
 def plot_reliability(data: dict[str, Any], axes: Axes | None, title: str) -> Axes:

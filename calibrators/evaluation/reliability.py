@@ -177,13 +177,14 @@ def _columns(rows: ProbabilityRows, classes: Indices) -> Matrix:
 
 def reliability_svg(report: dict[str, Any]) -> bytes:
     """Draw the reliability diagrams of a report, before and after calibration, as SVG."""
-    from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415 - matplotlib loads slowly
+    from boxcal.calibrators.evaluation.figure import draw_report, render  # noqa: PLC0415 - matplotlib is slow
 
-    return draw_report(report, "svg")
+    return render(draw_report(report), "svg")
 
 
-def reliability_png(report: dict[str, Any]) -> bytes:
-    """Draw the reliability diagrams of a report, before and after calibration, as PNG."""
-    from boxcal.calibrators.evaluation.figure import draw_report  # noqa: PLC0415
+def reliability_images(report: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Draw the same, and return it as SVG and as PNG."""
+    from boxcal.calibrators.evaluation.figure import draw_report, render  # noqa: PLC0415
 
-    return draw_report(report, "png")
+    figure = draw_report(report)
+    return render(figure, "svg"), render(figure, "png")

@@ -3,11 +3,13 @@
 Błasiok and Nakkiran, "Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing" (ICLR 2024), with the
 Gaussian kernel reflected at 0 and 1.
 
-The discretisation (grid sizes, bisection) is that of the authors' package relplot 1.0.3, so that values
-agree.
+The discretisation (grid sizes, bandwidths in steps of 1 / 1024) is that of the authors' package relplot
+1.0.3, so that values agree.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,10 @@ from numpy.typing import NDArray
 from boxcal.calibrators.evaluation.outcomes import Indices, Vector
 
 SMALLEST_BANDWIDTH = 0.001
-BISECTIONS = 10
+STEPS = 1024
+FIRST_STEP = 32
+SLACK = 0.05
+"""How much the error at one bandwidth may exceed, or fall short of, that at another; relative."""
 FEWEST_POINTS = 200
 DENSITY_FLOOR = 1e-4
 DRAWN_AT_ONCE = 4096
@@ -44,19 +49,25 @@ class Confidences:
         return self._places[cells]
 
     def kernel(self, bandwidth: float) -> NDArray[np.complex128]:
-        """Return the spectrum of the kernel on the grid of a bandwidth."""
+        """Return the spectrum of the kernel on the grid of a bandwidth, up to where it has become 0."""
         if bandwidth not in self._kernels:
-            self._kernels[bandwidth] = _kernel_spectrum(bandwidth, grid_size(bandwidth))
+            spectrum = np.fft.rfft(_kernel(bandwidth, grid_size(bandwidth)))
+            length = np.flatnonzero(np.abs(spectrum) > 1e-16 * np.abs(spectrum[0]))[-1] + 1
+            self._kernels[bandwidth] = spectrum[:length]
         return self._kernels[bandwidth]
 
     def density(self, bandwidth: float, mesh: Vector) -> Vector:
         """Smooth the number of samples, and return it at each mesh point."""
         cells = grid_size(bandwidth)
         if cells not in self._densities:
-            counts = np.ones(len(self.confidence)) if self.weights is None else self.weights
-            self._densities[cells] = _spectrum(self.to_grid(counts[:, None], cells))[:, 0]
-        smoothed = np.fft.irfft(self._densities[cells] * self.kernel(bandwidth), 2 * cells - 2)[:cells]
-        return _interpolate(smoothed, mesh)
+            self._densities[cells] = _spectrum(self._counts(cells))
+        kernel = self.kernel(bandwidth)
+        smoothed = np.fft.irfft(self._densities[cells][: len(kernel)] * kernel, 2 * cells - 2)
+        return _interpolate(smoothed, cells, mesh)
+
+    def _counts(self, cells: int) -> Vector:
+        counts = np.ones(len(self.confidence)) if self.weights is None else self.weights
+        return self.to_grid(counts[:, None], cells)[:, 0]
 
     def to_grid(self, values: Matrix, cells: int) -> Matrix:
         """Distribute the values (N, R) of the samples to their neighbouring grid points: (cells, R)."""
@@ -90,11 +101,9 @@ class Confidences:
         `grid` (cells, R) holds the residuals. A sample at distance u has the weight
         exp(-(u / bandwidth)^2 / 2); the mean is 0 if none is near.
         """
-        cells, scale = len(grid), np.sqrt(2 * np.pi) * bandwidth
-        near = self.density(bandwidth, mesh) * scale
-        kernel = self.kernel(bandwidth) * scale
-        sums = np.fft.irfft(_spectrum(grid) * kernel[:, None], 2 * cells - 2, axis=0)[:cells]
-        return _interpolate(sums, mesh) / np.maximum(near, DENSITY_FLOOR)[:, None], near
+        weights = _kernel_weights(bandwidth, mesh, len(grid)) * (np.sqrt(2 * np.pi) * bandwidth)
+        near = weights @ self._counts(len(grid))
+        return weights @ grid / np.maximum(near, DENSITY_FLOOR)[:, None], near
 
 
 class SmoothedResiduals:
@@ -109,46 +118,64 @@ class SmoothedResiduals:
         self._spectra: dict[int, Matrix] = {}
 
     def at(self, bandwidth: float, rows: Indices | None = None, points: int | None = None) -> Matrix:
-        """Smooth on a uniform mesh of [0, 1], (points, R), scaled so that absolute sums are errors."""
+        """Smooth on a uniform mesh of [0, 1], (R, points), scaled so that absolute sums are errors."""
         cells = grid_size(bandwidth)
         chosen = np.arange(self._residuals.shape[1]) if rows is None else rows
-        smoothed_spectrum = self._spectrum(cells, chosen) * self._confidences.kernel(bandwidth)[:, None]
+        kernel = self._confidences.kernel(bandwidth)
+        spectra = self._spectra_of(cells, chosen)[:, : len(kernel)]
         mesh = np.linspace(0.0, 1.0, points or max(round(10 / bandwidth), FEWEST_POINTS))
         density = self._confidences.density(bandwidth, mesh)
-        smoothed = np.fft.irfft(smoothed_spectrum, 2 * cells - 2, axis=0)[:cells]
-        scaled: Matrix = _interpolate(smoothed, mesh) / (density + DENSITY_FLOOR).sum()
+        smoothed = np.fft.irfft(spectra * kernel, 2 * cells - 2)
+        scaled: Matrix = _interpolate(smoothed, cells, mesh) / (density + DENSITY_FLOOR).sum()
         return scaled
 
-    def errors(self, bandwidths: Vector) -> Vector:
-        """Return the smooth calibration error of each row at its own bandwidth, (R,)."""
-        result = np.empty(len(bandwidths))
+    def errors(self, bandwidths: Vector, rows: Indices) -> Vector:
+        """Return the smooth calibration error of each of some rows at its own bandwidth, (n,)."""
+        result = np.empty(len(rows))
         for bandwidth in np.unique(bandwidths):
-            rows = np.flatnonzero(bandwidths == bandwidth)
-            result[rows] = np.abs(self.at(float(bandwidth), rows)).sum(axis=0)
+            same = bandwidths == bandwidth
+            result[same] = np.abs(self.at(float(bandwidth), rows[same])).sum(axis=1)
         return result
 
-    def _spectrum(self, cells: int, rows: Indices) -> Matrix:
-        """Return the spectra (frequencies, n) of some rows on a grid; each is computed once."""
+    def _spectra_of(self, cells: int, rows: Indices) -> Matrix:
+        """Return the spectra (n, frequencies) of some rows on a grid; each is computed once."""
         if cells not in self._spectra:
-            self._spectra[cells] = np.full((cells, self._residuals.shape[1]), np.nan)
+            self._spectra[cells] = np.full((self._residuals.shape[1], cells), np.nan)
         spectra = self._spectra[cells]
-        new = rows[np.isnan(spectra[0, rows])]
+        new = rows[np.isnan(spectra[rows, 0])]
         if len(new):
-            spectra[:, new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells))
-        found: Matrix = spectra[:, rows]
+            spectra[new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells).T)
+        found: Matrix = spectra[rows]
         return found
 
     def fixed_points(self) -> tuple[Vector, Vector]:
-        """Return smECE (R,) and its bandwidth (R,), by bisection for error = bandwidth."""
+        """Return smECE (R,) and its bandwidth (R,): the first of a grid at which the error is not larger.
+
+        The error hardly changes with the bandwidth, and mostly falls. So a bandwidth h with error e encloses
+        the one wanted: it lies between h and e, apart from some `SLACK`. Within that it is bisected.
+        """
         count = self._residuals.shape[1]
-        high, low = np.ones(count), np.zeros(count)
-        settled = self.errors(high) > 1.0
-        for _ in range(BISECTIONS):
-            middle = np.where(settled, high, (high + low) / 2)
-            below = (middle < SMALLEST_BANDWIDTH) | (middle < self.errors(middle))
-            low = np.where(below, middle, low)
-            high = np.where(below, high, middle)
-        return self.errors(high), high
+        below = np.full(count, math.ceil(SMALLEST_BANDWIDTH * STEPS) - 1)
+        found, values = np.full(count, STEPS), np.full(count, np.nan)
+        tried = np.full(count, FIRST_STEP)
+        while len(rows := np.flatnonzero(found - below > 1)):
+            step = tried[rows]
+            errors = self.errors(step / STEPS, rows)
+            least = np.floor(errors * STEPS * (1 - SLACK)).astype(np.int64) - 1
+            most = np.ceil(errors * STEPS * (1 + SLACK)).astype(np.int64) + 1
+            is_below = errors * STEPS > step
+            short, enough = rows[is_below], rows[~is_below]
+            below[short] = step[is_below]
+            values[short[most[is_below] < found[short]]] = np.nan
+            found[short] = np.minimum(found[short], most[is_below])
+            found[enough], values[enough] = step[~is_below], errors[~is_below]
+            below[enough] = np.maximum(below[enough], np.minimum(least[~is_below], step[~is_below] - 1))
+            # Between them the multiple of the largest power of two, so that rows share bandwidths.
+            _, bits = np.frexp(below ^ (found - 1))
+            tried = (found - 1) >> (bits - 1) << (bits - 1)
+        if len(rows := np.flatnonzero(np.isnan(values))):
+            values[rows] = self.errors(found[rows] / STEPS, rows)
+        return values, found / STEPS
 
 
 def grid_size(bandwidth: float) -> int:
@@ -157,24 +184,40 @@ def grid_size(bandwidth: float) -> int:
 
 
 def _spectrum(grid: Matrix) -> Matrix:
-    """Fourier transform of the grid reflected at 0 and 1; real, as the reflected grid is even."""
-    mirrored = np.concatenate([grid, grid[-2:0:-1]])
-    return np.ascontiguousarray(np.fft.rfft(mirrored, axis=0).real)
+    """Fourier transform of a grid (..., cells) reflected at 0 and 1; real, as the reflected grid is even."""
+    return np.fft.rfft(np.concatenate([grid, grid[..., -2:0:-1]], axis=-1)).real
 
 
-def _kernel_spectrum(bandwidth: float, cells: int) -> NDArray[np.complex128]:
-    """Fourier transform of the Gaussian kernel, sampled on `cells` points of [-1/2, 1/2]."""
+def _kernel(bandwidth: float, cells: int) -> Vector:
+    """Sample the Gaussian kernel at `cells` points of [-1/2, 1/2], on a circle that begins at 0."""
     offset = np.linspace(-0.5, 0.5, cells)
     kernel = np.exp(-0.5 * (offset / bandwidth) ** 2) / (np.sqrt(2 * np.pi) * bandwidth)
     circle = np.zeros(2 * cells - 2)
     circle[(np.arange(cells) - cells // 2) % len(circle)] = kernel
-    return np.fft.rfft(circle)
+    return circle
 
 
-def _interpolate(values: Matrix, mesh: Vector) -> Matrix:
-    """Interpolate values on a uniform grid of [0, 1], (cells, ...), linearly at each mesh point."""
-    place = mesh * (len(values) - 1)
-    left = np.minimum(place.astype(np.int64), len(values) - 2)
-    share = (place - left).reshape(-1, *[1] * (values.ndim - 1))
-    between: Matrix = values[left] * (1 - share) + values[left + 1] * share
+def _kernel_weights(bandwidth: float, mesh: Vector, cells: int) -> Matrix:
+    """Return the weight of each grid point at each mesh point, reflected at 0 and 1: (points, cells)."""
+    circle, point = _kernel(bandwidth, cells), np.arange(cells)
+    place = mesh * (cells - 1)
+    left = np.minimum(place.astype(np.int64), cells - 2)[:, None]
+    share = place[:, None] - left
+
+    def around(centre: Indices) -> Matrix:
+        reflected = circle[(centre + point) % len(circle)]
+        reflected[:, [0, -1]] = 0.0  # the ends are their own reflections
+        total: Matrix = circle[(centre - point) % len(circle)] + reflected
+        return total
+
+    weights: Matrix = around(left) * (1 - share) + around(left + 1) * share
+    return weights
+
+
+def _interpolate(values: Matrix, cells: int, mesh: Vector) -> Matrix:
+    """Interpolate values (..., cells and more) on a uniform grid of [0, 1] linearly at each mesh point."""
+    place = mesh * (cells - 1)
+    left = np.minimum(place.astype(np.int64), cells - 2)
+    share = place - left
+    between: Matrix = values[..., left] * (1 - share) + values[..., left + 1] * share
     return between

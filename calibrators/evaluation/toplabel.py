@@ -135,7 +135,7 @@ class SmoothError(TopLabelError):
         self._points = min(max(round(10 / self._bandwidth), 200), _MOST_POINTS)
 
     def _project(self, residuals: Matrix) -> Matrix:
-        return SmoothedResiduals(self._confidences, residuals).at(self._bandwidth, points=self._points)
+        return SmoothedResiduals(self._confidences, residuals).at(self._bandwidth, points=self._points).T
 
     def _errors(self, residuals: Matrix) -> Vector:
         """Return the smECE (R,) of each column of residuals (N, R), each at its own bandwidth."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import OptimizeResult, minimize
-from scipy.stats import qmc
 
 from boxcal.calibrators.maps.parameters import Limits
 
@@ -156,6 +155,8 @@ def _steps(count: int, size: int, seed: int) -> Array:
     coordinates, and is not more even than random numbers there.
     """
     if size <= MOST_HALTON:
+        from scipy.stats import qmc  # noqa: PLC0415 - loads for a second, and few methods have several starts
+
         return np.asarray(qmc.Halton(size, seed=seed).random(count)) * 2.0 - 1.0
     return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, size))
 

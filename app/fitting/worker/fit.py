@@ -25,7 +25,7 @@ from boxcal.app.tables.sample_schema import FEATURES, ModelInputs
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import MissingDataError
-from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
+from boxcal.calibrators.evaluation.reliability import reliability_images
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.method import reads_of_methods
@@ -137,9 +137,7 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
     progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
     document["warnings"] += [*data.notes, *(warning.to_dict() for warning in result.warnings)]
-    svg = reliability_svg(document)
-    progress(0.98, "drawing the reliability diagram")
-    png = reliability_png(document)
+    svg, png = reliability_images(document)
     document["fit"] = {
         "method": result.method,
         "nll": result.nll,

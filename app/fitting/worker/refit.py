@@ -16,7 +16,7 @@ from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import compare, judge, verdict
 from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
-from boxcal.calibrators.evaluation.reliability import reliability_png, reliability_svg
+from boxcal.calibrators.evaluation.reliability import reliability_images
 from boxcal.calibrators.evaluation.report import Against, Report, reliability_of
 from boxcal.calibrators.monitoring.candidates import Candidate, candidates, mean_nll
 
@@ -65,13 +65,14 @@ def _fitted(best: Candidate, champion: ArrayCalibrator, logits: Any, labels: Any
         "nll": best.nll,
         "parameters": best.parameters,
     }
+    svg, png = reliability_images(report)
     return FittedCalibrator(
         method=best.calibrator.method,
         artifact=best.calibrator.to_bytes(),
         spec=best.calibrator.spec,
         report=report,
-        reliability_svg=reliability_svg(report),
-        reliability_png=reliability_png(report),
+        reliability_svg=svg,
+        reliability_png=png,
         samples=len(labels),
     )
 

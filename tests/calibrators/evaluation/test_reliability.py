@@ -17,7 +17,7 @@ from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.reliability import (
     class_reliability,
     reliability_data,
-    reliability_png,
+    reliability_images,
     reliability_svg,
 )
 from boxcal.calibrators.evaluation.report import cross_fitted_report
@@ -89,7 +89,9 @@ def test_svg_is_well_formed_and_the_same_for_the_same_report(document: dict[str,
 
 
 def test_png_shows_something(document: dict[str, Any]) -> None:
-    with Image.open(io.BytesIO(reliability_png(document))) as image:
+    svg, png = reliability_images(document)
+    assert svg == reliability_svg(document)
+    with Image.open(io.BytesIO(png)) as image:
         assert min(image.size) > 500
         colours = image.convert("RGB").getcolors(2**24)
     assert colours is not None
