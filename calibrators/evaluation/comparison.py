@@ -37,6 +37,7 @@ from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.html_report import table
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
+from boxcal.calibrators.method import MIXED
 
 BASELINE = "uncalibrated"
 NO_CALIBRATORS: Mapping[str, TwoStages] = {}
@@ -173,9 +174,11 @@ class MethodComparison:
 
 
 def base_of(method: str) -> str:
-    """Return the base method: `ts` for `ts+pb`, `uncalibrated` for `pb` and for `ts`."""
+    """Return the base method: `ts` for `ts+pb` and for `mix+ts`, `uncalibrated` for `pb` and for `ts`."""
     if method == BASELINE:
         return ""
+    if method.startswith(MIXED):
+        return method.removeprefix(MIXED)
     return method.rpartition("+")[0] or BASELINE
 
 

@@ -4,8 +4,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from boxcal.calibrators import Calibrator
+from boxcal.calibrators.maps.base import LogitMap
+from boxcal.calibrators.maps.chain import Chain
+from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.logit_bounding import LogitBounding
+from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.parameters import Map
+from boxcal.calibrators.method import BOUND_MAPS, parse
 
 One = TypeVar("One", bound=Map)
 CLASSES, FEATURES, PLACES = 12, 6, 9
@@ -46,3 +53,14 @@ def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
     if isinstance(found, LinearMap):
         found.strength = 1.0
     return found
+
+
+def filled_calibrator(name: str, classes: int) -> Calibrator:
+    method = parse(name)
+    logit_map: LogitMap = filled(method.logit_map, classes=classes)
+    if method.clipped:
+        logit_map = Chain(logit_map, filled(LogitBounding, classes=classes))
+    if method.mixed:
+        logit_map = Chain(filled(Mixture, classes=classes), logit_map)
+    box = filled(BOUND_MAPS[method.bounds], classes=classes) if method.bounds else ConstantBounds(classes)
+    return Calibrator(name, logit_map, box, classes)

@@ -109,6 +109,9 @@ def nll_of(calibrator: Calibrator, logits: torch.Tensor, labels: torch.Tensor) -
     return -calibrator(logits).gather(1, labels[:, None]).log().mean().item()
 
 
-def central_differences(function: Callable[[Floats], float], point: Floats) -> Floats:
-    steps = np.eye(len(point)) * 1e-6
+def central_differences(
+    function: Callable[[Floats], float], point: Floats, directions: Floats | None = None
+) -> Floats:
+    """Slopes along some directions, each a row, or along every coordinate."""
+    steps = (np.eye(len(point)) if directions is None else directions) * 1e-6
     return np.array([(function(point + step) - function(point - step)) / 2e-6 for step in steps])

@@ -85,7 +85,9 @@ except BoxcalError as error:
 else:
     raise AssertionError("psycopg is there")
 """
-METHODS = [name for name, reads in reads_of_methods().items() if reads == "logits" and name != "auto"]
+SINGLE = [name for name, reads in reads_of_methods().items() if reads == "logits" and "+" not in name]
+METHODS = [*SINGLE, "ts+pb-mlp", "pts+lb", "mix+sms"]
+"""`auto`, every map, and one of each kind of combination."""
 
 
 def normal(name: str) -> str:
@@ -146,7 +148,7 @@ def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
         ("", CLIENT),
         ("", COMMAND.format(arguments=["--help"])),
         ("", COMMAND.format(arguments=["predict", "--help"])),
-        ("calibrators", CALIBRATORS.format(methods=["auto", *METHODS])),
+        ("calibrators", CALIBRATORS.format(methods=METHODS)),
         ("onnx", SERVICE),
         ("onnx", POSTGRESQL),
         ("serve", "from boxcal.app.server import serve"),

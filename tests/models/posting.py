@@ -66,16 +66,15 @@ def _sent_by_clients(made: Export) -> Iterator[tuple[str, Sequence[Any]]]:
         yield "predict_features", [np.array(rows, np.float64)]
 
 
-def check_fit(url: str, made: Export, *, samples: bool = True) -> None:
-    """Fit to the logits of the model, and if asked to its samples, and check its answers again."""
+def check_fit(url: str, made: Export) -> None:
+    """Fit to the logits of the model, then to its samples, and check its answers again."""
     with httpx.Client(base_url=url, timeout=200) as http:
         logits = np.array([prediction["logits"] for prediction in uncalibrated(http, made)])
         many = np.tile(logits, (20, 1))
         labels = [made.labels[n % 3] for n in range(len(many))]
         body = {"logits": many.tolist(), "labels": labels, "method": "ts", "activate": "always"}
         assert http.post("/fit?wait=200", json=body).json()["state"] == "succeeded"
-        if samples:
-            check_fit_of_samples(http, made, labels)
+        check_fit_of_samples(http, made, labels)
     check_answers(url, made, version=1)
 
 

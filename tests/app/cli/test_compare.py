@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from boxcal.app.cli import output
+from boxcal.calibrators import methods
 from boxcal.models.backends.backbone import OpenBackbone
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
@@ -51,12 +52,14 @@ def test_the_table_fits_80_columns(boxcal: Boxcal, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(output.screen, "width", 80)
     logits, labels = overconfident(60, 3)
     np.savez(tmp_path / "small.npz", logits=logits, labels=labels)
-    shown = boxcal("compare", tmp_path / "small.npz", "--method", "dirichlet+pb-mlp").stdout
+    shown = boxcal("compare", tmp_path / "small.npz", "--method", "mix+dirichlet").stdout
     lines = shown.splitlines()
-    assert lines[2] == "method             Error %   smECE %   emECE %   ewECE %        NLL      Brier"
+    # Three more columns are left for the longest name, "dirichlet+pb-mlp".
+    assert lines[2] == "method          Error %   smECE %   emECE %   ewECE %        NLL      Brier"
     names = [line.split(" ")[0] for line in lines[3:6]]
-    assert names == ["uncalibrated", "dirichlet", "dirichlet+pb-mlp"]
-    assert max(map(len, lines[2:])) <= 80
+    assert names == ["uncalibrated", "dirichlet", "mix+dirichlet"]
+    assert max(map(len, lines[2:6])) <= 80 + len("mix+dirichlet") - max(map(len, methods()))
+    assert max(map(len, lines[6:])) <= 80
 
 
 def test_a_wide_terminal_shows_standard_errors(

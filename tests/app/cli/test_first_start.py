@@ -151,6 +151,7 @@ def test_where_nothing_can_be_kept_the_service_compiles_and_only_what_needs_the_
 UNKEPT = "import numba.core.caching; numba.core.caching.CacheImpl._locator_classes = []"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="as above")
 def test_a_start_is_as_quick_where_no_folder_can_be_written(tmp_path: Path) -> None:
     """Compiled beside the start, the solver took it to 12 seconds."""

@@ -15,7 +15,7 @@ from tests.app.fitting.validation_data import overconfident, validation_npz
 from tests.app.running import PNG
 from tests.app.waiting import until
 
-SWAPS = 60
+SWAPS = 30
 CLIENTS = 4
 LOGITS, _ = overconfident(3, seed=3)
 
@@ -26,7 +26,7 @@ def wait_for_more(loads: list[Load]) -> None:
     until(lambda: all(load.answers >= count for load, count in wanted), 60)
 
 
-def test_sixty_swaps_under_load(service: Service) -> None:
+def test_thirty_swaps_under_load(service: Service) -> None:
     versions: list[int] = []
     for method in ("ts", "pb", "dpb"):
         data = validation_npz(300, seed=len(versions))

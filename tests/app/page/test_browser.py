@@ -399,9 +399,7 @@ def test_the_api_documentation_works_offline(page: Page, page_url: str) -> None:
     expect(page.locator(".opblock-summary-path", has_text="/predict").first).to_be_visible()
 
 
-@pytest.mark.parametrize(
-    ("scheme", "width"), [("light", 1280), ("light", 390), ("light", 320), ("dark", 1280)]
-)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("light", 320), ("dark", 1280)])
 def test_every_view_is_accessible(
     browser: Browser,
     page_url: str,

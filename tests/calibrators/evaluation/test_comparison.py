@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal.calibrators import evaluate, fit
+from boxcal.calibrators import evaluate, fit, methods
 from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.comparison import (
     METRICS,
     MethodComparison,
+    base_of,
     compare_methods,
     markdown,
     to_csv,
@@ -35,6 +36,11 @@ def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodC
     assert [row.base for row in comparison.rows] == ["", "uncalibrated", "uncalibrated", "ts", "uncalibrated"]
     assert list(comparison.left_out) == ["fc"]
     assert "features" in comparison.left_out["fc"]
+
+
+def test_the_base_of_every_method_is_a_method() -> None:
+    assert {base_of(name) for name in methods()} <= {"", *methods()}
+    assert base_of("mix+ts") == "ts"
 
 
 def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
