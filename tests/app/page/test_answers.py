@@ -45,6 +45,7 @@ class Held:
 
     def __init__(self, page: Page) -> None:
         self.routes: list[Route] = []
+        self._page = page
         self._holds = True
         page.route(PREDICTIONS, self._take)
 
@@ -53,6 +54,14 @@ class Held:
             self.routes.append(route)
         else:
             route.continue_()
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many have come."""
+        for _ in range(600):
+            if len(self.routes) >= count:
+                return
+            self._page.wait_for_timeout(100)
+        raise AssertionError(f"{len(self.routes)} requests, not {count}")
 
     def let_go(self) -> None:
         """Let the first go on, and those to come; the others never get an answer."""
@@ -90,6 +99,7 @@ def test_an_earlier_answer_is_marked_while_the_next_is_asked_for(page: Page, pag
     expect(page.locator(".sure")).to_have_count(0)
     page.get_by_label("Upper bound of 9").press("ArrowLeft")
     expect(page.locator(".unsure")).to_contain_text("an earlier answer")
+    held.wait_for(1)
     page.wait_for_timeout(300)
     assert len(held.routes) == 1  # bounds of an earlier answer are not confirmed
     held.let_go()
@@ -103,9 +113,10 @@ def test_a_late_confirmation_does_not_confirm_another_input(page: Page, page_url
     held = Held(page)
     page.get_by_label("Upper bound of 9").press("ArrowLeft")
     expect(page.locator(".unsure")).to_contain_text("computed in the browser")
-    page.wait_for_timeout(300)
+    held.wait_for(1)
     page.get_by_role("button", name="Example 3: digit 3").click()
     expect(page.locator(".unsure")).to_contain_text("an earlier answer")
+    held.wait_for(2)
     with page.expect_response(PREDICTIONS):
         held.let_go()
     page.wait_for_timeout(100)
