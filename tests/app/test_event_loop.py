@@ -14,6 +14,7 @@ from boxcal.app.observability.event_loop import StallLog
 from boxcal.app.server import Server, server_config
 from boxcal.app.settings.service import Settings
 from tests.app.running import listening
+from tests.app.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,14 +41,14 @@ def test_a_pause_is_counted_and_logged_once_with_the_function(
         time.sleep(0.2)  # some beats
         before = pauses(url)
         assert httpx.get(f"{url}/sleeps").is_success
-        time.sleep(0.1)
-        assert pauses(url) > before
+        until(lambda: pauses(url) > before)
     lines = [one.getMessage() for one in caplog.records if "sleeps_on_the_loop" in one.getMessage()]
     assert len(lines) == 1
     assert "it is in sleeps_on_the_loop (app/test_event_loop.py:" in lines[0]
 
 
 def test_beats_that_are_on_time_are_counted_as_no_pause(tmp_path: Path) -> None:
+    began = time.monotonic()
     with listening(Server(server_config(Settings(data_dir=tmp_path, port=0)))) as port:
         url = f"http://127.0.0.1:{port}"
         time.sleep(1)
@@ -55,7 +56,8 @@ def test_beats_that_are_on_time_are_counted_as_no_pause(tmp_path: Path) -> None:
         count = next(
             line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(name + " ")
         )
-        assert 2 <= float(count.split()[1]) <= 21  # one each 50 ms; fewer where the machine is busy
+        most = (time.monotonic() - began) / 0.05 + 1  # one each 50 ms; fewer where the machine is busy
+        assert 2 <= float(count.split()[1]) <= most
 
 
 def test_pauses_shortly_after_another_are_counted_in_the_next_line(

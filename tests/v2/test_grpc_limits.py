@@ -76,6 +76,14 @@ def is_healthy(address: str) -> bool:
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def has_no_slot(address: str) -> bool:
+    try:
+        return not is_healthy(address)
+    except grpc.RpcError as error:
+        assert "Concurrent RPC limit exceeded" in str(error)  # noqa: PT017 - or it is healthy
+        return True
+
+
 def test_silent_connections_leave_descriptors_for_health_checks(service: Service, address: str) -> None:
     host, _, port = address.partition(":")
     with ExitStack() as stack:
@@ -109,7 +117,8 @@ def test_an_address_leaves_half_of_the_connections_to_others(tmp_path: Path) -> 
             line = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=source)
             lines.append(stack.enter_context(line))
             line.sendall(without_window(INFERENCE, 0))
-        time.sleep(3)
+        until(lambda: sum(map(is_open, lines[:14])) <= 10)
+        time.sleep(1)
         assert [sum(map(is_open, lines[:14])), is_open(lines[14])] == [10, True]
         assert "gRPC: closed 4 connections of 127.0.0.1, beyond its share of 10" in service.log()
 
@@ -315,6 +324,7 @@ def test_answers_that_a_client_does_not_read_are_limited(address: str) -> None:
         for _ in range(9):  # 14.5 MiB each, of 128
             calls.append(unread(address, stack, LARGE))
             time.sleep(1)
+        until(calls[8].done)
         assert [call.done() for call in calls] == [False] * 8 + [True]
         assert "has not read 121,60" in calls[8].details()
         assert is_healthy(address)
@@ -390,20 +400,18 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) 
     ):
         line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
         line.sendall(without_window("/inference.GRPCInferenceService/ServerLive", 100))
-        time.sleep(1)
-        with pytest.raises(grpc.RpcError, match="Concurrent RPC limit exceeded"):
-            is_healthy(address)
+        until(lambda: has_no_slot(address))
         began = time.monotonic()
         while line.recv(4096):  # settings and headers
             pass
-        assert 1.0 < time.monotonic() - began < 8.0
+        assert 1.0 < time.monotonic() - began < 20.0
         assert "gRPC: disconnecting who did not read answers (1): ipv4:127.0.0.1:" in service.log()
         began = time.monotonic()
         calls = [unread(address, stack, LARGE) for _ in range(2)]
         while not all(call.done() for call in calls):
             assert is_healthy(address)
             time.sleep(0.1)
-        assert 4.0 < time.monotonic() - began < 9.0  # 2 s, one for 14.5 MiB, and one to collect
+        assert 4.0 < time.monotonic() - began < 20.0  # 2 s, one for 14.5 MiB, and one to collect
         assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
         assert len(inferred(address, LARGE).raw_output_contents[0]) == 15_200_000
 

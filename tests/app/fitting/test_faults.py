@@ -151,7 +151,7 @@ async def test_a_steady_but_slow_upload_ends_within_its_time(
     began = time.monotonic()
     with raises_problem(UploadStalled, match="bytes in 0 s, and did not end"):
         await upload_validation.receive(headers, pieces(), tmp_path / "body", 2**30)
-    assert 0.4 < time.monotonic() - began < 5  # a quarter of a second for 64 KiB
+    assert 0.4 < time.monotonic() - began < 15  # a quarter of a second for 64 KiB
 
 
 def test_slow_uploads_are_given_up(service: Service) -> None:

@@ -50,7 +50,7 @@ def test_a_process_that_stops_hangs_or_dies_is_replaced(service: Service, fault:
     began = time.monotonic()
     processes(service)[-1].send_signal(fault)
     wait(lambda: service.log().count("it starts again") == ended + 1)
-    assert time.monotonic() - began < 9  # the next one then takes as long as any start
+    assert time.monotonic() - began < 20  # the next one then takes as long as any start
     wait(lambda: len(ready(service)) == started + 1)
     assert service.log().count("hangs for 6 s") - hung == (fault is not signal.SIGKILL)
     wait(lambda: metric(service, "boxcal_process_restarts_total") > restarts)

@@ -104,7 +104,7 @@ def test_a_process_whose_event_loop_hangs_is_killed_and_replaced(spawned: Spawne
     spawned.program = HANGS  # the next one beats once
     began = time.monotonic()
     until(supervisor, lambda: len(spawned.processes) == 3 and spawned.serving() == 2)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     assert indices(spawned) == [0, 1, 1]
     until(supervisor, lambda: len(spawned.processes) == 4)
     assert spawned.processes[2][1].is_dead
