@@ -139,7 +139,7 @@ def _numbers(path: Path, name: str, values: Any, missing: float) -> Array:
     if array.dtype.kind == "M":
         return array.astype("datetime64[us]").astype(np.float64) / 1e6
     numbers = np.empty(len(array))
-    for place, cell in enumerate(values):
+    for place, cell in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
         try:
             numbers[place] = missing if cell is None or cell == "" else float(cell)
         except (TypeError, ValueError):
@@ -175,7 +175,9 @@ def run(
         raise UsageError(f"{plot} is no .svg or .png file")
     log = read(file)
     replay = Replay(
-        _calibrator(calibrator, log), None if validation is None else read(validation), refit=refit
+        _calibrator(calibrator, log),
+        None if validation is None else _validation(validation, log),
+        refit=refit,
     )
     with progress_bar("replaying") as advance:
         replay.run(log, advance)
@@ -292,6 +294,15 @@ def _calibrator(path: Path | None, log: PredictionLog) -> ArrayCalibrator:
             f"{path} reads {loaded.reads} of {loaded.num_classes} classes, but the log has logits of {size}"
         )
     return loaded
+
+
+def _validation(path: Path, log: PredictionLog) -> PredictionLog:
+    found, size = read(path), log.logits.shape[1]
+    if found.logits.shape[1] != size:
+        raise UsageError(f"{path} has {found.logits.shape[1]} classes, but the log has {size}")
+    if (found.labels == UNLABELLED).all():
+        raise UsageError(f"{path} has no labels")
+    return found
 
 
 def _entries(log: PredictionLog, first: int, last: int) -> Array:

@@ -116,6 +116,11 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
     wrong = boxcal("monitor", log, "--calibrator", tmp_path / "three.safetensors")
     assert wrong.code == 2
     assert "of 3 classes, but the log has logits of 5" in wrong.stderr
+    for classes, label, reason in ((3, 0, "has 3 classes, but the log has 5"), (5, -1, "has no labels")):
+        np.savez(tmp_path / "other.npz", logits=np.zeros((2, classes)), labels=[label, label])
+        refused = boxcal("monitor", log, "--validation", tmp_path / "other.npz")
+        assert refused.code == 2
+        assert reason in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
         ({"logits": [0.0, 1.0], "label": [0, 1]}, "logits has shape (2,), not (N, K)"),
         ({"probabilities": [[0.5, 0.6]], "label": [0]}, "probabilities[0] sums to 1.1; the probabilities"),
         ({"logits": [[0.0, 1.0]], "label": [0, 1]}, "has 1 rows of logits, but 2 labels"),
-        ({"logits": [[0.0, 1.0]], "label": ["cat"]}, "row 0: label np.str_('cat') is no number"),
+        ({"logits": [[0.0, 1.0]], "label": ["cat"]}, "row 0: label 'cat' is no number"),
         ({"logits": [[0.0, 1.0]], "label": [0], "time": [np.nan]}, "row 0: the time is missing"),
     ],
 )
