@@ -143,6 +143,12 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         check_classification_targets(names)
         self.classes_ = np.unique(names) if self.classes is None else np.asarray(self.classes)
         self._order = self._order_of_columns()
+        is_one = values.shape[1] == 1 and len(self.classes_) == 2
+        if is_one and self.scores == "auto" and values.min() >= 0 and values.max() <= 1:
+            raise InvalidDataError(
+                "One column of scores for two classes, all between 0 and 1. Set scores=probabilities if "
+                "they are probabilities of the second class, or scores=logits."
+            )
         values = self._in_order(values)
         columns = values.shape[1]
         if len(self.classes_) != columns:
@@ -212,13 +218,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     def _in_order(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Give the columns in the order of the classes; both of them where one was sent for two classes."""
         if values.shape[1] == 1 and len(self.classes_) == 2:
-            kind = LOGITS if self.scores == "auto" else self.scores
-            if self.scores == "auto" and values.min() >= 0 and values.max() <= 1:
-                raise InvalidDataError(
-                    "One column of scores for two classes, all between 0 and 1. Set scores=probabilities if "
-                    "they are probabilities of the second class, or scores=logits."
-                )
-            return two_columns(values, kind)
+            return two_columns(values, LOGITS if self.scores == "auto" else self.scores)
         return values if self._order is None else values[:, self._order]
 
     def _as_logits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:

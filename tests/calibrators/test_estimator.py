@@ -253,6 +253,14 @@ def test_a_series_is_one_column_of_scores(library: str) -> None:
     np.testing.assert_array_equal(calibrator.predict_proba(frames.Series(scores)), expected)
 
 
+def test_a_single_log_odd_between_0_and_1_is_no_probability() -> None:
+    """It is what is fitted that shows the kind of the scores."""
+    rows, y = samples(2)
+    calibrator = BoxCalibrator("ts").fit(2 * rows[:, 0], y)
+    pairs = BoxCalibrator("ts").fit(np.outer(2 * rows[:, 0], [0, 1]), y)
+    np.testing.assert_allclose(calibrator.predict_proba(np.array([0.4])), pairs.predict_proba([[0.0, 0.4]]))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model", [LogisticRegression(), GaussianNB()])
 def test_the_classifier_passes_all_of_scikit_learns_checks(model: Any) -> None:
