@@ -72,21 +72,21 @@ class DataWarning:
         return asdict(self)
 
 
-def check_data(logits: NDArray[Any], labels: Labels, facts: RowStatistics | None = None) -> list[DataWarning]:
+def check_data(data: ValidationSet) -> list[DataWarning]:
     """Look for what is probably wrong with validation data.
 
-    `logits`: float32 or float64 (N, K), finite. `labels`: int64 (N,), class indices below K.
+    Weights may give classes drawn in equal numbers the frequencies that they have: `class_mix` is not asked.
     """
-    rows = RowStatistics.of(logits, labels) if facts is None else facts
+    rows, logits, labels, num_classes = data.facts, data.logits, data.labels, data.num_classes
     found = [
-        _classes(labels, logits.shape[1]),
-        _rare_classes(labels, logits.shape[1]),
+        _classes(labels, num_classes),
+        _rare_classes(labels, num_classes),
         _no_errors(rows, labels),
-        _other_kind(rows, logits) or _normalised(rows, logits.shape[1]),
+        _other_kind(rows, logits) or _normalised(rows, num_classes),
         _constant(rows),
         _duplicates(rows),
         _zeros(rows),
-        _clipped(rows, logits.shape[1]),
+        _clipped(rows, num_classes),
     ]
     warnings = [warning for warning in found if warning is not None]
     codes = {warning.code for warning in warnings}
@@ -94,7 +94,7 @@ def check_data(logits: NDArray[Any], labels: Labels, facts: RowStatistics | None
         wrong := _error_rate(rows, logits, labels) or _unrelated(logits, labels)
     ):
         warnings.append(wrong)
-    elif mix := _class_mix(logits, labels):
+    elif data.weights is None and (mix := _class_mix(logits, labels)):
         warnings.append(mix)
     return warnings
 
@@ -107,11 +107,11 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     of the class says little.
     """
     if method == "auto":
-        return _checked(data)
+        return check_data(data)
     one = parse(method)
     parameters = one.num_parameters(data.num_classes)
     count, labels = len(data), data.labels
-    warnings = _checked(data)
+    warnings = check_data(data)
     if one.is_per_class:
         warnings = [
             replace(found, severity="serious") if found.code == "rare_classes" else found
@@ -136,12 +136,6 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
         )
         warnings.append(DataWarning("few_samples", "warning", message, count))
     return warnings
-
-
-def _checked(data: ValidationSet) -> list[DataWarning]:
-    """Check a set; weights may give classes drawn in equal numbers the frequencies that they have."""
-    found = check_data(data.logits, data.labels, data.facts)
-    return found if data.weights is None else [one for one in found if one.code != "class_mix"]
 
 
 def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:

@@ -116,7 +116,7 @@ def _read(
         messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
     logits, labels = data.arrays()
     checked = check_validation_set(logits, labels, **extras, **data.grouping)
-    show_warnings(data.notes + [one.to_dict() for one in check_data(logits, labels, checked.facts)], file)
+    show_warnings(data.notes + [one.to_dict() for one in check_data(checked)], file)
     return checked, data.classes
 
 

@@ -23,13 +23,14 @@ from boxcal.app.cli.output import (
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.client import BoxcalClient
-from boxcal.app.fitting.worker.reading import holds_images, read_validation_data
+from boxcal.app.fitting.worker.reading import extras_of, holds_images, read_validation_data
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
-from boxcal.calibrators.evaluation.crossfit import answers_of
+from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
-from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows, with_weights
+from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
 from boxcal.calibrators.evaluation.verdict import sentence
 
 ROWS_PER_REQUEST = 1000
@@ -47,6 +48,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
         if calibrator is None or url is not None
         else ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
     )
+    wanted = set() if loaded is None else {loaded.reads}
     with (
         naming(file),
         tempfile.TemporaryDirectory(prefix="boxcal-") as folder,
@@ -57,23 +59,29 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
             Path(folder),
             read_settings(),
             advance,
+            reads=wanted,
             declared=declared,
             classes=_classes(loaded, url),
         )
+        extras, notes = extras_of(data, wanted, read_settings())
         logits, labels = data.arrays()
-        weights = data.grouping.get("sample_weight", np.ones(len(labels)))
+        checked = check_validation_set(logits, labels, **extras, **data.grouping)
         columns, warnings = data.columns, data.notes
-    warnings += [one.to_dict() for one in check_data(logits, labels)]
-    name, probabilities, predicted = _calibrated(logits, loaded, calibrator, url)
-    before = judge(with_weights(outcomes(softmax_rows(logits), labels), weights))
-    document: dict[str, Any] = {"samples": len(labels), "classes": logits.shape[1], "calibrator": name}
+        warnings += [one.to_dict() for one in check_data(checked)]
+        name, probabilities, predicted = _calibrated(checked, loaded, calibrator, url)
+    for note in notes:
+        messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
+
+    def judged(rows: Any, labels: Floats | None = None) -> Evaluation:
+        return judge(outcomes(rows, checked.labels, labels, checked.units, weights=checked.weights))
+
+    before = judged(softmax_rows(checked.logits))
+    document: dict[str, Any] = {"samples": len(checked), "classes": checked.num_classes, "calibrator": name}
     if probabilities is None:
         document["metrics"] = before.to_dict()
         table = evaluation_table(document["metrics"])
     else:
-        document["metrics"] = _sides(
-            before, judge(with_weights(outcomes(probabilities, labels, predicted), weights))
-        )
+        document["metrics"] = _sides(before, judged(probabilities, predicted))
         table = metrics_table(document["metrics"])
     document |= {"columns": columns, "warnings": warnings}
     if columns:
@@ -84,7 +92,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
     serious = [warning for warning in warnings if warning["severity"] == "serious"]
     show_warnings(serious)
     screen.print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
-    screen.print(f"{len(labels)} samples, {logits.shape[1]} classes, {escape(name or 'uncalibrated')}")
+    screen.print(f"{len(checked)} samples, {checked.num_classes} classes, {escape(name or 'uncalibrated')}")
     screen.print(table)
     show_warnings(warning for warning in warnings if warning not in serious)
 
@@ -111,14 +119,14 @@ def _verdict(document: dict[str, Any]) -> str:
 
 
 def _calibrated(
-    logits: Floats, loaded: ArrayCalibrator | None, calibrator: str | None, url: str | None
+    data: ValidationSet, loaded: ArrayCalibrator | None, calibrator: str | None, url: str | None
 ) -> tuple[str | None, Floats | None, Floats | None]:
     """Name a calibrator and return its probabilities (N, K) and labels (N,); None for each without one."""
     if url is not None:
-        return _through_service(logits, calibrator, url)
+        return _through_service(data.logits, calibrator, url)
     if loaded is None:
         return None, None, None
-    answer = answers_of(loaded, logits)
+    answer = answers_on(loaded, data)
     return loaded.method, answer.probabilities, answer.predicted
 
 

@@ -215,7 +215,7 @@ def compare_methods(
         try:
             if method in calibrators:
                 whole = _outcomes(answers_on(calibrators[method], target), target)
-                groups = [whole.rows(kept) for kept in _all_but_one(len(target), folds, seed)]
+                groups = [whole.rows(kept) for kept in _all_but_one(target, folds, seed)]
             else:
                 whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
         except MissingDataError as error:
@@ -278,11 +278,11 @@ def _answers(
     if test is None:
         answers = cross_fit(method, validation, folds=folds, seed=seed, progress=progress)
         whole = _outcomes(answers, validation)
-        return whole, [whole.rows(kept) for kept in _all_but_one(len(validation), folds, seed)]
+        return whole, [whole.rows(kept) for kept in _all_but_one(validation, folds, seed)]
     whole = _fitted(method, validation, test, seed, _share(progress, 0, folds))
     groups = []
-    fits = _all_but_one(len(validation), folds, seed)
-    tests = _all_but_one(len(test), folds, seed)
+    fits = _all_but_one(validation, folds, seed)
+    tests = _all_but_one(test, folds, seed)
     for number, (kept, judged_on) in enumerate(zip(fits, tests, strict=True), 1):
         part = _fitted(method, validation.rows(kept), test, seed, _share(progress, number, folds))
         groups.append(part.rows(judged_on))
@@ -305,10 +305,18 @@ def _outcomes(answers: CalibratedAnswers, data: ValidationSet) -> Outcomes:
     return outcomes(answers.rows, data.labels, answers.predicted, data.units, weights=data.weights)
 
 
-def _all_but_one(count: int, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Return the indices of all samples but those of one fold, for each fold."""
-    order = np.random.default_rng(seed).permutation(count)
-    return [np.sort(np.delete(order, np.s_[fold::folds])) for fold in range(folds)]
+def _all_but_one(data: ValidationSet, folds: int, seed: int) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return the indices of all samples but those of one fold, for each fold.
+
+    Samples that are not independent share a fold, unless there are fewer of such groups than folds.
+    """
+    units = np.arange(len(data))
+    if data.units is not None and data.units.max() + 1 >= folds:
+        units = data.units
+    order = np.random.default_rng(seed).permutation(units.max() + 1)
+    fold_of = np.empty_like(order)
+    fold_of[order] = np.arange(len(order)) % folds
+    return [np.flatnonzero(fold_of[units] != fold) for fold in range(folds)]
 
 
 def _jackknife(groups: Sequence[Outcomes]) -> dict[str, float]:

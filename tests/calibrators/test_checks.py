@@ -20,6 +20,10 @@ Labels = NDArray[np.int64]
 Set = tuple[Floats, Labels]
 
 
+def warnings_of(logits: Floats, labels: Labels) -> list[DataWarning]:
+    return check_data(check_validation_set(logits, labels))
+
+
 def shifted(logits: Floats, labels: Labels) -> Set:
     return logits, (labels + 1) % logits.shape[1]
 
@@ -83,7 +87,7 @@ FOUND: dict[str, tuple[Callable[[Floats, Labels], Set], str]] = {
 def test_a_defect_is_named(code: str) -> None:
     spoil, severity = FOUND[code]
     logits, labels = spoil(*drawn())
-    found = {warning.code: warning for warning in check_data(logits, labels)}
+    found = {warning.code: warning for warning in warnings_of(logits, labels)}
     assert code in found
     assert found[code].severity == severity
     assert 0 < found[code].rows <= len(labels)
@@ -93,7 +97,7 @@ def test_a_defect_is_named(code: str) -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_good_data_give_no_warning(classes: int, temperature: float) -> None:
     for seed in range(5):
-        assert check_data(*drawn(2000, classes, temperature=temperature, seed=seed)) == []
+        assert warnings_of(*drawn(2000, classes, temperature=temperature, seed=seed)) == []
 
 
 def weak(count: int, classes: int, signal: float, offset: float, seed: int) -> Set:
@@ -124,9 +128,9 @@ def test_weak_models_are_told_from_wrong_labels(
         logits, labels = weak(500, classes, signal, offset, seed)
         assert (logits.argmax(axis=1) == labels).mean() == pytest.approx(accuracy, abs=0.09)
         rng = np.random.default_rng(seed)
-        clean.append(codes(check_data(logits, labels)))
-        random.append(codes(check_data(logits, rng.permutation(labels))))
-        moved.append(codes(check_data(logits, (labels + 1) % classes)))
+        clean.append(codes(warnings_of(logits, labels)))
+        random.append(codes(warnings_of(logits, rng.permutation(labels))))
+        moved.append(codes(warnings_of(logits, (labels + 1) % classes)))
     assert sum("error_rate" in found for found in clean) <= 1
     assert sum("error_rate" in found for found in random) >= 93
     assert sum("error_rate" in found for found in moved) == 100
@@ -138,7 +142,7 @@ def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     rng = np.random.default_rng(1)
     random = rng.random(len(labels)) < share
     labels[random] = rng.integers(0, 20, random.sum())
-    (warning,) = check_data(logits, labels)
+    (warning,) = warnings_of(logits, labels)
     assert (warning.code, warning.severity) == ("unrelated_labels", "serious" if share > 0.03 else "warning")
     assert warning.rows == pytest.approx(random.sum(), abs=0.015 * len(labels))
 
@@ -149,40 +153,40 @@ def test_ties_of_a_forest_of_two_classes_are_not_serious() -> None:
     votes = rng.binomial(100, rng.beta(3.0, 3.0, 2000))
     labels = (rng.random(2000) < votes / 100).astype(np.int64)
     shares = np.column_stack([100 - votes, votes]) / 100
-    (found,) = (one for one in check_data(np.log(np.maximum(shares, 1e-9)), labels) if one.rows)
+    (found,) = (one for one in warnings_of(np.log(np.maximum(shares, 1e-9)), labels) if one.rows)
     assert (found.code, found.severity) == ("constant_rows", "warning")
     assert found.rows == (votes == 50).sum() > 20
     shares[:200] = 0.5
     serious = [
-        one.code for one in check_data(np.log(np.maximum(shares, 1e-9)), labels) if one.severity == "serious"
+        one.code for one in warnings_of(np.log(np.maximum(shares, 1e-9)), labels) if one.severity == "serious"
     ]
     assert "constant_rows" in serious
 
 
 def test_classes_with_offsets_are_no_unrelated_labels() -> None:
     logits, labels = drawn(2000)
-    assert check_data(logits + np.random.default_rng(0).normal(size=10), labels) == []
+    assert warnings_of(logits + np.random.default_rng(0).normal(size=10), labels) == []
 
 
 def test_a_warning_names_the_error_rate_the_class_or_the_number_of_rows() -> None:
     logits, labels = drawn()
-    (warning,) = check_data(*shifted(logits, labels))
+    (warning,) = warnings_of(*shifted(logits, labels))
     error = np.mean(logits.argmax(axis=1) != (labels + 1) % 10)
     assert warning.message.startswith(f"error rate {error:.0%}, where the logits themselves expect")
     assert "labels may not belong to these logits" in warning.message
-    (absent,) = check_data(*without_class(logits, labels))
+    (absent,) = warnings_of(*without_class(logits, labels))
     assert "class 3 has no sample among" in absent.message
-    (zero,) = (one for one in check_data(*zeros(logits, labels)) if one.code == "zero_probability")
+    (zero,) = (one for one in warnings_of(*zeros(logits, labels)) if one.code == "zero_probability")
     assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
 
 
 @pytest.mark.parametrize(("count", "shown"), [(1000, "3.9%"), (20_000, "4.3%")])
 def test_the_share_that_the_logits_expect_is_named(count: int, shown: str) -> None:
     logits, labels = by_class(*drawn(count, 2, temperature=1.0))
-    (found,) = check_data(logits, labels)
+    (found,) = warnings_of(logits, labels)
     assert f"but the logits expect {shown} of class 1." in found.message
     assert np.ptp(np.bincount(labels)) == 0
-    (other,) = check_data(logits[:, ::-1], 1 - labels)
+    (other,) = warnings_of(logits[:, ::-1], 1 - labels)
     assert f"but the logits expect {shown} of class 0." in other.message
 
 
@@ -196,13 +200,13 @@ def test_labels_that_take_turns_are_seen_as_in_any_order(classes: int) -> None:
     assert len(turns) > 10_000 * (classes - 1)
     assert labels[turns[:4]].tolist() == [k % classes for k in range(4)]
     assert association(logits[turns], labels[turns]) > 20
-    assert check_data(logits[turns], labels[turns]) == []
+    assert warnings_of(logits[turns], labels[turns]) == []
 
 
 def test_equal_numbers_that_the_logits_expect_are_no_warning() -> None:
     for temperature in (0.5, 1.0, 4.0):
         logits, labels = by_class(*drawn(2000, 2, temperature=temperature))
-        assert check_data(logits - np.log([1.0 - RARE, RARE]), labels) == []
+        assert warnings_of(logits - np.log([1.0 - RARE, RARE]), labels) == []
 
 
 @pytest.mark.parametrize("rows", [[[0.0, 3.0]], [[0.0, 0.0]], [[3e38, -3e38]], [[1e9, 0.0], [0.0, 1e9]]])
@@ -213,7 +217,7 @@ def test_extreme_logits_of_two_classes_are_no_draw_by_class(rows: list[list[floa
         np.arange(200) // 100,
         (logits.argmax(axis=1) + np.arange(200) // 99) % 2,
     ):
-        assert "class_mix" not in codes(check_data(logits, labels.astype(np.int64)))
+        assert "class_mix" not in codes(warnings_of(logits, labels.astype(np.int64)))
 
 
 def test_weights_may_give_the_classes_their_numbers() -> None:
@@ -236,7 +240,7 @@ def test_few_samples_of_many_classes_are_no_warning() -> None:
     """With 3 samples per class on average, some of 200 classes are absent by chance."""
     logits, labels = drawn(600, 200)
     assert len(np.unique(labels)) < 200
-    assert check_data(logits, labels) == []
+    assert warnings_of(logits, labels) == []
 
 
 @pytest.mark.parametrize(("classes", "decimals"), [(2, 2), (2, 4), (3, 3), (5, 2), (5, 3), (10, 2), (50, 2)])
@@ -245,7 +249,7 @@ def test_equal_rows_of_rounded_probabilities_are_no_copies(classes: int, decimal
     rounded = np.maximum(softmax(logits).round(decimals), 10.0**-decimals / 2)
     scores = np.log(rounded / rounded.sum(axis=1, keepdims=True))
     assert len(np.unique(scores, axis=0)) < 2990
-    assert "duplicates" not in {one.code for one in check_data(scores, labels)}
+    assert "duplicates" not in {one.code for one in warnings_of(scores, labels)}
 
 
 @pytest.mark.parametrize("trees", [10, 100])
@@ -253,7 +257,7 @@ def test_equal_rows_of_rounded_probabilities_are_no_copies(classes: int, decimal
 def test_equal_votes_are_no_copies(classes: int, trees: int) -> None:
     logits, labels = drawn(3000, classes)
     scores = np.log(np.random.default_rng(1).multinomial(trees, softmax(logits)) + 0.1)
-    assert "duplicates" not in {one.code for one in check_data(scores, labels)}
+    assert "duplicates" not in {one.code for one in warnings_of(scores, labels)}
     assert len(np.unique(RowStatistics.of(scores, labels).copies)) == 3000
 
 
@@ -263,7 +267,7 @@ def test_copies_are_found_even_where_a_few_have_another_label(classes: int) -> N
     again = np.r_[0:3000, 0:300]
     copied = labels[again]
     copied[3000:3015] = 0
-    (found,) = (one for one in check_data(logits[again], copied) if one.code == "duplicates")
+    (found,) = (one for one in warnings_of(logits[again], copied) if one.code == "duplicates")
     assert (found.severity, found.rows) == ("warning", 300)
 
 

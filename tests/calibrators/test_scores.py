@@ -12,6 +12,7 @@ import torch
 from boxcal import BoxCalibrator, Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
@@ -48,7 +49,7 @@ def test_probabilities_are_recognised_however_rounded(rounding: str, num_classes
     rows = rounded(softmax(logits))
     assert ScoreLook.of(np.array_split(rows, 3)).kind == kind
     labels = logits.argmax(axis=1)
-    serious = [one for one in check_data(rows.astype(np.float64), labels) if one.severity == "serious"]
+    serious = [one for one in check_data(check_validation_set(rows, labels)) if one.severity == "serious"]
     assert f"set scores={kind}" in " ".join(one.message for one in serious)
     with pytest.raises(ValueError, match=f"Set scores={kind}; if these are logits all the same"):
         BoxCalibrator("ts", classes=np.arange(num_classes)).fit(rows.astype(np.float64), labels)
@@ -63,7 +64,11 @@ def test_logits_and_sigmoids_are_no_probabilities(num_classes: int) -> None:
     assert ScoreLook.of([np.maximum(logits, 0)]).kind is None
     sigmoids = 1 / (1 + np.exp(-logits_of(num_classes, 2.0)))
     assert ScoreLook.of([sigmoids]).kind == "sigmoids"
-    (found,) = [one for one in check_data(sigmoids, logits.argmax(axis=1)) if one.code == "sigmoids"]
+    (found,) = [
+        one
+        for one in check_data(check_validation_set(sigmoids, logits.argmax(axis=1)))
+        if one.code == "sigmoids"
+    ]
     assert found.severity == "serious"
 
 

@@ -26,6 +26,7 @@ from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.settings import model_list
 from boxcal.app.settings.service import Settings
 from boxcal.calibrators.checks import check_data
+from boxcal.calibrators.data import check_validation_set
 from boxcal.models.backends.spec import ModelSpec
 from tools.docs.__main__ import PLAYED
 from tools.docs.conversation import ROOT
@@ -182,7 +183,7 @@ def check_declaration(document: Any) -> None:
 def check_warning(document: Any) -> None:
     """Check that labels which do not belong to their logits cause this warning, up to its numbers."""
     logits = np.random.default_rng(0).normal(0, 5, (400, 10))
-    (warning,) = check_data(logits, (logits.argmax(axis=1) + 1) % 10)
+    (warning,) = check_data(check_validation_set(logits, (logits.argmax(axis=1) + 1) % 10))
     numbers = re.compile(r"\d+")
     assert numbers.sub("N", json.dumps(document)) == numbers.sub("N", json.dumps(warning.to_dict()))
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,6 +121,26 @@ def test_evaluate_agrees_with_the_library_and_with_the_service(
     expected = evaluate(probabilities, data["labels"]).to_dict()
     assert expected["nll"] == pytest.approx(here["metrics"]["nll"]["after"]["value"], rel=1e-12)
     assert expected["ece_width"] == pytest.approx(here["metrics"]["ece_width"]["after"]["value"], rel=1e-12)
+
+
+def test_evaluate_counts_a_group_once_and_leaves_out_what_weighs_nothing(
+    boxcal: Boxcal, tmp_path: Path
+) -> None:
+    logits, labels = overconfident(200, 3)
+    file = tmp_path / "v.npz"
+    many = np.tile(logits, (4, 1)) + np.arange(800)[:, None] * 1e-9
+
+    def nll(**columns: Any) -> tuple[float, float]:
+        np.savez(file, logits=many, labels=np.tile(labels, 4), **columns)
+        found = boxcal("evaluate", file, "--json").json["metrics"]["nll"]
+        return found["value"], found["high"] - found["low"]
+
+    groups = np.tile(np.arange(200), 4)
+    independent, grouped = nll(), nll(groups=groups)
+    assert grouped[0] == pytest.approx(independent[0])
+    assert grouped[1] == pytest.approx(2 * independent[1], rel=0.1)
+    first = nll(sample_weight=np.repeat([3.0, 0.0], [200, 600]))
+    assert first == pytest.approx(grouped, rel=0.1)
 
 
 def test_evaluate_without_a_calibrator_says_what_chance_would_give(

@@ -93,3 +93,11 @@ def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_
     without = boxcal("compare", tmp_path / "foreign.npz", "--method", "fc", "--json")
     assert list(without.json["left_out"]) == ["fc"]
     assert "does not make logits[0] of features[0]" in without.stderr
+
+    saved = tmp_path / "fc.safetensors"
+    boxcal("fit", tmp_path / "digits.npz", "--method", "fc", "--output", saved)
+    judged = boxcal("evaluate", tmp_path / "digits.npz", "--calibrator", saved, "--json").json
+    assert judged["metrics"]["nll"]["difference"]["high"] < 0
+    foreign = boxcal("evaluate", tmp_path / "foreign.npz", "--calibrator", saved)
+    assert foreign.code == 2
+    assert "features" in foreign.stderr

@@ -90,6 +90,21 @@ def test_standard_errors_are_those_of_repeated_experiments() -> None:
     assert np.mean(claimed, axis=0) == pytest.approx(np.std(found, axis=0), rel=0.4)
 
 
+def test_four_copies_of_every_sample_leave_standard_errors_as_they_are() -> None:
+    alone = data(300, 1)
+    copied = check_validation_set(np.tile(alone.logits, (4, 1)), np.tile(alone.labels, 4))
+    grouped = check_validation_set(
+        copied.logits + np.arange(1200)[:, None] * 1e-9, copied.labels, groups=np.tile(np.arange(300), 4)
+    )
+    errors = [
+        np.mean(
+            [compare_methods([], one, seed=seed).rows[0].scores["nll"].standard_error for seed in range(8)]
+        )
+        for one in (alone, copied, grouped)
+    ]
+    assert errors == pytest.approx([errors[0]] * 3, rel=0.25)  # half as large if they were independent
+
+
 def test_without_a_test_set_methods_are_cross_fitted() -> None:
     found = compare_methods(["ts"], data(300, 3))
     assert found.test_samples == 0
