@@ -22,6 +22,8 @@ WHOLE = {PROBABILITIES: 1.0, PERCENT: 100.0}
 """What a row of each kind sums to."""
 SMALLEST = float(np.finfo(np.float32).tiny)
 """A probability below it counts as it, because 0 has no logarithm: e^-87.3, in every format and type."""
+BEYOND = 1e-5
+"""How far beyond 0 and 1 sums and means leave a probability; the number type may explain more."""
 SUM_TOLERANCE = 0.01
 """Largest distance of a row's sum from 1, inclusive; more only as far as visible rounding explains it."""
 MOST_ROUNDING = 0.5
@@ -66,12 +68,12 @@ class ScoreLook:
 
     def add(self, block: Array) -> None:
         """Look at further finite rows (n, K)."""
-        if not block.size or self.least < 0:  # logits, whatever follows
+        if not block.size or self.least < -BEYOND:  # logits, whatever follows
             return
         self.rows, self.width = self.rows + len(block), block.shape[1]
         self.least = min(self.least, float(block.min()))
         self.largest = max(self.largest, float(block.max()))
-        if self.least < 0:
+        if self.least < -BEYOND:
             return
         sums = block.sum(axis=1, dtype=np.float64)
         self.sums = min(self.sums[0], float(sums.min())), max(self.sums[1], float(sums.max()))
@@ -80,7 +82,7 @@ class ScoreLook:
     @property
     def kind(self) -> str | None:
         """`probabilities`, `percent` or `sigmoids`, if the rows look like them in place of logits."""
-        if not self.rows or self.least < 0 or self.largest == self.least:
+        if not self.rows or self.least < -BEYOND or self.largest == self.least:
             return None
         for kind, whole in WHOLE.items():
             # Values that are all whole numbers are no probabilities, but may be percentages.
@@ -104,7 +106,8 @@ class ScoreLook:
 def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PRECISION) -> tuple[Array, int]:
     """Return logits as they are, and the logarithms of probabilities or percentages.
 
-    A row of probabilities p is divided by its sum first; p below `SMALLEST` counts as it.
+    A row of probabilities p is divided by its sum first; p below `SMALLEST` counts as it, also one that
+    rounding made negative.
 
     Parameters
     ----------
@@ -130,7 +133,8 @@ def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PR
         return values, 0
     whole = WHOLE[kind]
     shares = values.astype(np.float64) / whole
-    outside = np.argwhere((shares < 0) | (shares > 1 + (SUM_TOLERANCE if kind == PERCENT else 0)))
+    beyond = max(BEYOND, precision)
+    outside = np.argwhere((shares < -beyond) | (shares > 1 + (SUM_TOLERANCE if kind == PERCENT else beyond)))
     if outside.size:
         row, column = (int(index) for index in outside[0])
         looks = ScoreLook.of([values]).kind
@@ -139,6 +143,7 @@ def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PR
             "a percentage lies between 0 and 100" if kind == PERCENT else "a probability lies between 0 and 1"
         )
         raise InvalidDataError(f"{kind}[{first + row}, {column}] is {values[row, column]}; {what}. {advice}")
+    shares = np.maximum(shares, 0.0)
     sums = shares.sum(axis=1, keepdims=True)
     distance = np.abs(sums[:, 0] - 1)
     if distance.max(initial=0.0) > SUM_TOLERANCE + PRECISION:

@@ -18,6 +18,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.array_ops import softmax
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.scores import BEYOND
 from boxcal.calibrators.threads import over_blocks
 
 Matrix = NDArray[np.float64]
@@ -208,6 +209,9 @@ def _rows(probabilities: Any) -> ProbabilityRows:
         raise InvalidDataError(
             f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"
         )
+    low, high = array.min(), array.max()
+    if (low < 0 or high > 1) and low >= -BEYOND and high <= 1 + BEYOND:
+        array = np.clip(array, 0.0, 1.0)
     return kept_rows(array)
 
 

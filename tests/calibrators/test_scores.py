@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from boxcal import BoxCalibrator, Calibrator, fit
+from boxcal import BoxCalibrator, Calibrator, evaluate, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.data import check_validation_set
@@ -120,6 +120,20 @@ def test_what_is_no_probability_is_named() -> None:
         as_logits(np.array([[0.0, 1.25]]), "probabilities", 8)
     with pytest.raises(InvalidDataError, match=r"between 0 and 1\. Set scores=percent"):
         as_logits(np.array([[25.0, 75.0], [40.0, 60.0]]), "probabilities")
+
+
+def test_what_rounding_leaves_beyond_0_and_1_is_read_as_they_are() -> None:
+    rows = np.array([[-1e-17, 1.0000000000000002], [1.000005, -5e-6], [0.25, 0.75]])
+    found, remarked = as_logits(rows, "probabilities")
+    assert remarked == 0
+    np.testing.assert_allclose(np.exp(found), [[2.0**-126, 1.0], [1.0, 2.0**-126], [0.25, 0.75]], rtol=1e-12)
+    assert ScoreLook.of([rows]).kind == "probabilities"
+    half = np.array([[1.001, 0.0]], np.float16)
+    assert as_logits(half, "probabilities", precision=np.finfo(np.float16).eps)[0][0, 0] == 0
+    for row in ([1.00002, 0.0], [-2e-5, 1.0]):
+        with pytest.raises(InvalidDataError, match="lies between 0 and 1"):
+            as_logits(np.array([row]), "probabilities")
+    assert evaluate(rows, [1, 0, 1]).nll == pytest.approx(-np.log(0.75) / 3)
 
 
 def test_one_column_is_the_second_of_two_classes() -> None:
