@@ -317,9 +317,11 @@ def check_groups(groups: Any, num_samples: int) -> Indices:
         There is not one for each sample, or a single one for all.
     """
     array = groups.numpy() if hasattr(groups, "detach") else np.asarray(groups)
+    if array.dtype.kind == "O":  # a column of pandas
+        array = _texts(array)
     if array.shape != (num_samples,):
         raise InvalidDataError(f"groups must have shape ({num_samples},), not {array.shape}")
-    if array.dtype.kind not in "iufUSb":
+    if array.dtype.kind not in "iufUSbM":
         raise InvalidDataError(f"groups must be numbers or texts, not {array.dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise InvalidDataError(f"groups must be finite; row {int(np.isfinite(array).argmin())} is not")
@@ -329,6 +331,14 @@ def check_groups(groups: Any, num_samples: int) -> Indices:
             f"all samples belong to the group {names[0].item()!r}; a fit is judged on groups it has not seen"
         )
     return numbers.astype(np.int64)
+
+
+def _texts(groups: NDArray[Any]) -> NDArray[Any]:
+    """Turn objects into texts; what is neither a text nor a whole number is named."""
+    for row, one in enumerate(groups.reshape(-1)):
+        if not isinstance(one, str | int | np.integer):
+            raise InvalidDataError(f"groups must be numbers or texts; row {row} is {one!r}")
+    return groups.astype(np.str_)
 
 
 def _finite(values: Any, name: str, shape: tuple[int | None, ...]) -> Floats:

@@ -157,6 +157,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
                 f"{' in y; give all of them as `classes`' if self.classes is None else ''}."
             )
         order = np.argsort(self.classes_)
+        if (twice := self.classes_[order][1:] == self.classes_[order][:-1]).any():
+            raise ValueError(f"`classes` names {self.classes_[order][1:][twice][0]!s} twice.")
         found = np.searchsorted(self.classes_, names, sorter=order)
         indices = order[np.minimum(found, columns - 1)]
         unknown = self.classes_[indices] != names
@@ -232,6 +234,11 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             return None
         shape = len(self.classes_)
         sides = ((self.lower, 0.0), (self.upper, 1.0))
+        for name, (side, _) in zip(("lower", "upper"), sides, strict=True):
+            if np.shape(side) not in ((), (shape,)):
+                raise ValueError(
+                    f"{name} has shape {np.shape(side)}; it is a number, or one for each of {shape} classes."
+                )
         lower, upper = (
             np.broadcast_to(np.asarray(default if side is None else side, np.float64), shape)
             for side, default in sides

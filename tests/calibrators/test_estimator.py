@@ -57,6 +57,10 @@ def test_bounds_hold_and_ties_go_to_the_larger_logit() -> None:
     np.testing.assert_array_equal(bounded.predict(logits), logits.argmax(axis=1))
     with pytest.raises(ValueError, match="add up"):
         BoxCalibrator(method="ts", upper=0.1).fit(logits, labels)
+    with pytest.raises(
+        ValueError, match=r"upper has shape \(2,\); it is a number, or one for each of 3 classes"
+    ):
+        BoxCalibrator(method="ts", upper=[0.9, 0.8]).fit(logits, labels)
 
 
 def test_classes_give_the_order_of_the_columns() -> None:
@@ -69,6 +73,8 @@ def test_classes_give_the_order_of_the_columns() -> None:
     assert estimator.score(logits, CLASSES[::-1][labels]) > 0.5
     with pytest.raises(ValueError, match=r"= 3 columns, but there are 2 classes in y; give all"):
         BoxCalibrator(method="ts").fit(logits[few], labels[few])
+    with pytest.raises(ValueError, match="`classes` names cat twice"):
+        BoxCalibrator(method="ts", classes=["cat", "dog", "cat"]).fit(logits, CLASSES[labels])
     with pytest.raises(ValueError, match="is fox, which is none of"):
         BoxCalibrator(method="ts", classes=CLASSES).fit(logits, np.where(labels, "fox", "cat"))
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
 from boxcal.calibrators.data import check_validation_set, fold_masks
+from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
 from boxcal.calibrators.evaluation.evaluate import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
@@ -29,6 +33,29 @@ def test_a_group_is_in_one_fold() -> None:
         inside = {str(name) for name in PATIENTS[mask]}
         assert inside.isdisjoint(PATIENTS[~mask])
         assert ("patient 0" in inside) == ("patient 25" in inside)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        PATIENTS.astype(object),
+        pd.Series(PATIENTS),
+        pd.Series(PATIENTS, dtype="category"),
+        pd.Series(pd.date_range("2026-01-01", periods=30).repeat(4)),
+        torch.arange(30).repeat_interleave(4),
+    ],
+)
+def test_groups_are_a_column_of_any_kind(column: Any) -> None:
+    expected = check_validation_set(LOGITS, LABELS, groups=PATIENTS).groups
+    found = check_validation_set(LOGITS, LABELS, groups=column).groups
+    assert expected is not None
+    assert found is not None
+    assert len(np.unique(np.stack([expected, found]), axis=1).T) == 30
+
+
+def test_a_missing_group_is_named() -> None:
+    with pytest.raises(InvalidDataError, match="groups must be numbers or texts; row 7 is None"):
+        check_validation_set(LOGITS, LABELS, groups=[*PATIENTS[:7], None, *PATIENTS[8:]])
 
 
 def test_groups_of_single_samples_change_nothing() -> None:
