@@ -150,6 +150,10 @@ def export(calibrator: TwoStages, *, request_bounds: bool) -> bytes:
             f"the method {calibrator.method!r} shifts the classifier's inputs, which an ONNX model of the"
             " calibrator alone does not see"
         )
+    if not calibrator.logit_map.has_onnx_form:
+        raise ExportError(
+            f"the method {calibrator.method!r} looks its answers up in tables, for which ONNX has no operator"
+        )
     width, classes = calibrator.width, calibrator.num_classes
     names: list[str] = [calibrator.reads]
     examples = [torch.linspace(-1.0, 1.0, 2 * width).reshape(2, width)]
@@ -159,20 +163,15 @@ def export(calibrator: TwoStages, *, request_bounds: bool) -> bytes:
     file: Any = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the number of classes is fixed, and torch warns about that
-        try:
-            torch.onnx.export(
-                _Graph(calibrator),
-                tuple(examples),
-                file,
-                dynamo=False,
-                opset_version=OPSET,
-                input_names=names,
-                output_names=["probabilities"],
-                dynamic_axes={name: {0: "N"} for name in [*names, "probabilities"]},
-            )
-        except torch.onnx.errors.UnsupportedOperatorError as error:
-            raise ExportError(
-                f"the method {calibrator.method!r} cannot be exported to ONNX: {error}"
-            ) from error
+        torch.onnx.export(
+            _Graph(calibrator),
+            tuple(examples),
+            file,
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=["probabilities"],
+            dynamic_axes={name: {0: "N"} for name in [*names, "probabilities"]},
+        )
     content: bytes = file.getvalue()
     return content

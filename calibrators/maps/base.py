@@ -38,6 +38,9 @@ class LogitMap(Map):
     stacked: Literal["never", "of two classes", "of more classes", "always"] = "never"
     """Where `auto` takes it as a component of a stack."""
 
+    has_onnx_form: bool = True
+    """Whether ONNX has operators for its formula."""
+
     normalises: bool = False
     """Whether its answers are log probabilities: as `ts`, but for a number added to each row."""
 

@@ -24,6 +24,7 @@ class Chain(LogitMap):
         self.name = f"{first.name}+{second.name}"  # type: ignore[misc]
         self.num_classes, self.reads = first.num_classes, first.reads
         self.is_network = first.is_network or second.is_network
+        self.has_onnx_form = first.has_onnx_form and second.has_onnx_form
 
     @property
     def parameters(self) -> dict[str, Array]:  # type: ignore[override]

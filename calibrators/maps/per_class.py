@@ -31,6 +31,7 @@ class PerClassFunction(LogitMap):
     shapes: ClassVar[Shapes] = {"places": ("K", "P"), "values": ("K", "P")}
     prepared = ("places", "values")
     steps = True
+    has_onnx_form = False
     per_class = 15
     """Counted as so many parameters of each class."""
 

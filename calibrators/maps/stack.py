@@ -41,6 +41,7 @@ class Stack(LogitMap):
     ) -> None:
         self.num_classes, self.components = components[0].logit_map.num_classes, tuple(components)
         self.name = self.method  # type: ignore[misc]
+        self.has_onnx_form = all(one.logit_map.has_onnx_form for one in components)
         self._own = {WEIGHTS: np.array(weights, np.float64), FLOOR: np.array(floor, np.float64)}
 
     @property
