@@ -116,12 +116,13 @@ def choose_columns(
         known = known or inputs.labels
         if _are_samples(others, inputs, known, declared.scores):
             return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
+    values = [] if known is not None or label_values is None else label_values(label)
     if known is None or not set(others) <= {*_class_columns(others, known)}:
         without = texts()
+        _check_numbers(_class_columns(others, known or values), without)
         dropped += tuple(name for name in others if name in without)
         others = [name for name in others if name not in without]
     if known is None:
-        values = [] if label_values is None else label_values(label)
         wanted, known = _classes_among(others, values)
     else:
         wanted = _scores_by_class(others, known)
@@ -153,6 +154,14 @@ def _check_names(names: Sequence[str], label: str) -> None:
     if len(set(names)) < len(names):
         name = Counter(names).most_common(1)[0][0]
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")
+
+
+def _check_numbers(columns: Sequence[str], without: Collection[str]) -> None:
+    """Refuse texts in the column of a class; columns of texts that are no class are left out."""
+    if name := next((name for name in columns if name in without), None):
+        raise InvalidUpload(
+            f"The column {name!r:.100} is that of a class, but not all of its cells are numbers."
+        )
 
 
 def _is_number(text: str) -> bool:

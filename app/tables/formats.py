@@ -29,6 +29,11 @@ BLOCK_BYTES = 4 * 2**20
 BATCH_ROWS = 8192
 PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
+DECIMAL_COMMA = re.compile(
+    rb"(?:^|[;\t|])\"?-?\d+,\d+(?:e[-+]?\d+)?\"?(?=[;\t|\r\n])", re.IGNORECASE | re.MULTILINE
+)
+DECIMAL_POINT = re.compile(rb"\d\.\d")
+"""The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
 
 
 Batches = Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]]
@@ -139,6 +144,9 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
     file.seek(0)
     line = start.partition(b"\n")[0].rstrip(b"\r")
     delimiter = max(DELIMITERS, key=lambda mark: line.count(mark.encode()))
+    decimal = (
+        "," if delimiter != "," and DECIMAL_COMMA.search(start) and not DECIMAL_POINT.search(start) else "."
+    )
     if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
@@ -149,7 +157,10 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
         # Types are given for each column, so that none is inferred from the first rows.
         kinds = dict.fromkeys(read, pa.string()) | dict.fromkeys(numbers, pa.float64())
         converting = pacsv.ConvertOptions(
-            column_types=kinds, include_columns=list(read), strings_can_be_null=False
+            column_types=kinds,
+            include_columns=list(read),
+            strings_can_be_null=False,
+            decimal_point=decimal,
         )
         parsing = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=TEXT in read)
         file.seek(0)
@@ -159,7 +170,9 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
         whole = start if len(start) < START_ROWS_BYTES else start[: start.rfind(b"\n") + 1]
         if not whole:  # the first line alone is longer
             return set()
-        first = pacsv.read_csv(pa.py_buffer(whole), reading, pacsv.ParseOptions(delimiter=delimiter))
+        parsing = pacsv.ParseOptions(delimiter=delimiter)
+        inferring = pacsv.ConvertOptions(decimal_point=decimal)
+        first = pacsv.read_csv(pa.py_buffer(whole), reading, parsing, inferring)
         return {field.name for field in first.schema if not _is_number(field.type)}
 
     return OpenTable(list(names), None, None, batches, texts)

@@ -121,13 +121,12 @@ def read_file(
     max_bytes: int,
     inputs: ModelInputs | None = None,
     declared: Declared = NOTHING,
-    is_served: bool = True,
 ) -> StoredSet:
     """Check a file of arrays, a table, a document or images, and keep in `folder` what a fit reads.
 
     `classes`: the backbone's K labels; None to accept arrays of any K.
     """
-    expected = Expected(classes, max_bytes, inputs, declared, is_served)
+    expected = Expected(classes, max_bytes, inputs, declared)
     buffered = io.BufferedReader(file)
     start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == GZIP_MAGIC:

@@ -163,7 +163,6 @@ def _read(
         classes=backbone.labels if are_images and backbone else classes,
         max_bytes=NO_LIMIT,
         declared=declared,
-        is_served=False,
         inputs=ModelInputs.of(backbone) if backbone else None,
     )
     return data, backbone

@@ -221,9 +221,6 @@ class Expected:
     max_bytes: int  # How large the arrays may be, all together, unpacked and converted
     inputs: ModelInputs | None = None  # Of a model of features or texts, which may be sent in place of logits
     declared: Declared = NOTHING  # What the sender says of the file
-    # Whether a service reads it: logits that look like probabilities are then refused. Elsewhere the report
-    # has a serious warning.
-    is_served: bool = True
 
 
 @dataclass(frozen=True)
@@ -294,7 +291,7 @@ def keep_set(
             check_size({**sizes, "labels": 8 * rows}, expected.max_bytes)
     check_count(rows)
     if declared.scores is None:
-        _check_kind(scores.look, columns, is_served=expected.is_served)
+        _check_kind(scores.look, columns)
     labels = _checked_labels(np.concatenate(beside["labels"]), scores.width)
     _keep(folder, "labels", labels if columns.order is None else np.argsort(columns.order)[labels])
     if beside[GROUPS]:
@@ -351,14 +348,14 @@ def _notes(columns: FileColumns, rows: int, scaled: int) -> list[dict[str, Any]]
     ]
 
 
-def _check_kind(look: ScoreLook, columns: FileColumns, *, is_served: bool) -> None:
+def _check_kind(look: ScoreLook, columns: FileColumns) -> None:
     """Refuse scores that were sent as logits and look like something else."""
     if columns.is_single and look.kind in (SIGMOIDS, PROBABILITIES):
         raise InvalidUpload(
             "The file has one column of scores for two classes, all between 0 and 1. Set scores=probabilities"
             " if they are probabilities of the second class, or scores=logits."
         )
-    if is_served and (refusal := look.refusal(LOGITS)):
+    if refusal := look.refusal(LOGITS):
         raise InvalidUpload(refusal)
 
 

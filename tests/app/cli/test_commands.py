@@ -208,8 +208,9 @@ def test_a_table_of_probabilities_with_an_identifier(boxcal: Boxcal, tmp_path: P
     options: tuple[str, ...] = ("--label", "target")
     assert "Leave it out with --ignore id;" in boxcal("evaluate", file, *options).stderr
     options += ("--ignore", "id")
-    shown = boxcal("evaluate", file, *options).stdout.splitlines()
-    assert "set scores=probabilities" in shown[0]
+    assert "Set --scores probabilities; if these are logits all the same, set --scores logits." in " ".join(
+        boxcal("evaluate", file, *options).stderr.split()
+    )
     found = boxcal("evaluate", file, *options, "--scores", "probabilities", "--json").json
     rounded = rows.round(3) / rows.round(3).sum(axis=1, keepdims=True)
     own = np.maximum(rounded[np.arange(200), labels], 2.0**-126)

@@ -100,14 +100,12 @@ def read(
     folder: Path,
     classes: Sequence[str] | None = None,
     declared: Declared = NOTHING,
-    *,
-    is_served: bool = True,
 ) -> StoredSet:
     folder.mkdir(exist_ok=True)
     (folder / "body").write_bytes(data)
     part = FilePart(folder / "body", 0, len(data))
     limit = 10_000_000
-    return read_file(part, folder, classes=classes, max_bytes=limit, declared=declared, is_served=is_served)
+    return read_file(part, folder, classes=classes, max_bytes=limit, declared=declared)
 
 
 def softmax(logits: Array) -> Array:

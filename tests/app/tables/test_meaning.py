@@ -199,6 +199,31 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits, one.scores.round(4))
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t", ';"'])
+def test_a_decimal_comma_is_read_where_commas_delimit_nothing(delimiter: str, tmp_path: Path) -> None:
+    """As spreadsheets write them in many countries."""
+    one, quote = given(NAMES), delimiter[1:]
+    rows = [
+        [*(f"{quote}{score:.4f}{quote}".replace(".", ",") for score in row), name]
+        for row, name in zip(one.scores, one.named_labels(), strict=True)
+    ]
+    table = "\n".join(delimiter[0].join(row) for row in [[*NAMES, "label"], *rows])
+    logits, _ = read(table.encode(), tmp_path).arrays()
+    np.testing.assert_allclose(logits, one.scores.round(4))
+
+
+@pytest.mark.parametrize("classes", [None, ("no", "yes")])
+def test_a_class_whose_cells_are_no_numbers_is_not_left_out(
+    classes: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    for cell in ("1,5", "high"):
+        for names in ("no,yes", "p_no,p_yes"):
+            table = f'{names},label\n"{cell}",0.5,no\n' + 30 * "-0.5,1.5,yes\n"
+            reason = f"The column '{names.split(',')[0]}' is that of a class, but not all of its cells are"
+            with pytest.raises(InvalidUpload, match=cell if classes else reason):
+                read(table.encode(), tmp_path, classes)
+
+
 def test_classes_can_be_named_beside_arrays(tmp_path: Path) -> None:
     one = given(NAMES)
     body = npz(logits=one.scores, labels=one.named_labels())
