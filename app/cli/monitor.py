@@ -77,6 +77,11 @@ def _table(file: IO[bytes], kind: str) -> Columns:
     with readable(kind):
         table = open_table(file, kind)
         names = [name for name in table.names if name in (*SCORES, "label", "labels", "time")]
+        if not set(names) & set(SCORES):
+            shown = ", ".join(f"`{name:.50}`" for name in table.names[:20])
+            raise InvalidUpload(
+                f"The table has the columns {shown}; it needs `logits` or `probabilities`, a list a row."
+            )
         found: dict[str, list[Any]] = {name: [] for name in names}
         count = 0
         for batch in table.batches(names, (), BATCH_ROWS):

@@ -154,6 +154,8 @@ def test_files_of_other_kinds_are_refused(boxcal: Boxcal, log: Path, tmp_path: P
     empty = text.rename(tmp_path / "log.csv")
     empty.write_text("logits,label\n")
     assert "has no rows" in boxcal("monitor", empty).stderr
+    empty.write_text("cat,dog,label\n0,1,1\n")
+    assert "the columns `cat`, `dog`, `label`; it needs `logits` or" in boxcal("monitor", empty).stderr
     empty.write_text("logits,label\nzero,1\n")
     assert "logits[0] is 'zero', no list of numbers" in boxcal("monitor", empty).stderr
     for name in ("broken.npz", "broken.parquet"):
