@@ -145,7 +145,10 @@ def label_values(column: Any, name: str, first: int) -> Array:
     if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         several = ", several labels at once" if types.is_list(kind) else ""
         raise InvalidUpload(f"The column `{name}` must hold class indices or names, got {kind}{several}.")
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    if _is_text(kind) and len(empty := np.flatnonzero(values == "")):
+        raise InvalidUpload(f"{name}[{first + int(empty[0])}] is missing.")
+    return values
 
 
 def distinct_labels(table: OpenTable, name: str) -> list[str]:

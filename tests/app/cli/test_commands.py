@@ -185,7 +185,7 @@ def test_feedback_sends_logits_of_another_model(boxcal: Boxcal, url: str, tmp_pa
 
 def test_a_file_of_labels_in_another_encoding_is_refused(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
-    file.write_bytes("id,label\na,Ärger\n".encode("latin-1"))
+    file.write_bytes("id,logits,label\na,[1],Ärger\n".encode("latin-1"))
     for command in (("feedback", file, "--url", url), ("monitor", file)):
         refused = boxcal(*command)
         assert refused.code == 2

@@ -213,6 +213,12 @@ def test_a_decimal_comma_is_read_where_commas_delimit_nothing(delimiter: str, tm
 
 
 @pytest.mark.parametrize("classes", [None, ("no", "yes")])
+def test_a_missing_name_of_a_class_is_named(classes: tuple[str, str] | None, tmp_path: Path) -> None:
+    with pytest.raises(InvalidUpload, match=r"label\[30\] is missing"):
+        read(b"no,yes,label\n" + 30 * b"-0.5,1.5,yes\n" + b"1.5,0,\n", tmp_path, classes)
+
+
+@pytest.mark.parametrize("classes", [None, ("no", "yes")])
 def test_a_class_whose_cells_are_no_numbers_is_not_left_out(
     classes: tuple[str, str] | None, tmp_path: Path
 ) -> None:
