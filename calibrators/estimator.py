@@ -116,7 +116,13 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         """The fitted calibrator, which takes tensors of torch."""
         return self.result_.calibrator
 
-    def fit(self, logits: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        logits: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Self:
         """Fit the method to logits, or probabilities, of data that the model was not trained on.
 
         Each serious finding about the data is a `ValidationDataWarning`.
@@ -129,6 +135,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             Class names, or class indices.
         sample_weight : array_like of shape (N,), optional
             How much each sample counts, at least 0; only the ratios matter.
+        groups : array_like of shape (N,), optional
+            Samples of one group, such as a patient's, share a fold where methods are cross-validated.
 
         Raises
         ------
@@ -173,6 +181,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             self._as_logits(values),
             indices,
             sample_weight=sample_weight,
+            groups=groups,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
         )
@@ -341,7 +350,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         sample_weight : array_like of shape (N,), optional
             How much each sample counts, for the calibrator and for an estimator whose `fit` takes it.
         groups : array_like of shape (N,), optional
-            Given to the splitter `cv`.
+            Given to the splitter `cv` and to the calibrator.
 
         Raises
         ------
@@ -391,7 +400,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             upper=self.upper,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
-        ).fit(scores, names, weights)
+        ).fit(scores, names, weights, groups)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:

@@ -203,8 +203,13 @@ def test_weights_and_groups_reach_the_estimator_and_the_folds() -> None:
         params={"sample_weight": weights},
     )  # fmt: skip
     refitted = LogisticRegression().fit(rows, y, weights)
-    expected = BoxCalibrator("vector").fit(scores, y, weights).predict_proba(refitted.decision_function(rows))
-    np.testing.assert_array_equal(classifier.predict_proba(rows), expected)
+    values = refitted.decision_function(rows)
+    calibrator, independent = (BoxCalibrator("vector").fit(scores, y, weights, of) for of in (groups, None))
+    np.testing.assert_array_equal(classifier.predict_proba(rows), calibrator.predict_proba(values))
+    assert (independent.predict_proba(values) != calibrator.predict_proba(values)).any()
+    indices = np.searchsorted(calibrator.classes_, y)
+    whole = fit("vector", scores, indices, sample_weight=weights, groups=groups).on_arrays
+    np.testing.assert_array_equal(calibrator.result_.on_arrays(scores), whole(scores))
     with pytest.warns(UserWarning, match="takes no sample_weight"):
         BoxCalibratedClassifier(KNeighborsClassifier(60), "ts").fit(rows, y, weights)
 
