@@ -328,7 +328,10 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
     try:
         document = orjson.loads(file.read())
     except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"The document is not JSON: {error}.") from error
+        lines = (
+            " Lines of JSON are read as one list: [{...}, {...}]." if "after document" in str(error) else ""
+        )
+        raise MalformedBody(f"The document is not JSON: {error}.{lines}") from error
     except SystemError as error:  # what orjson raises where an allocation fails
         raise MemoryError from error
     if not isinstance(document, dict):
