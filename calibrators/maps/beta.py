@@ -58,7 +58,8 @@ class BetaCalibration(LogitMap):
 
     def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
         """Fit a logistic regression per class; one whose weight is negative is fitted again without."""
-        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - only fits need it
+        from scipy.linalg import LinAlgWarning  # noqa: PLC0415 - only fits need it
+        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - as above
         from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - as above
 
         inside, outside = logs_of_both(array_ops, data.scores)
@@ -73,6 +74,7 @@ class BetaCalibration(LogitMap):
                     model = LogisticRegression(C=1e6, solver="newton-cholesky")
                     with warnings.catch_warnings():  # where Newton's method fails, it goes on with L-BFGS
                         warnings.simplefilter("ignore", ConvergenceWarning)
+                        warnings.simplefilter("ignore", LinAlgWarning)
                         model.fit(readings[:, used], hits, sample_weight=data.weights)
                     weights = dict(zip(used, model.coef_[0], strict=True))
                     used = [column for column, weight in weights.items() if weight >= 0.0] or [0]

@@ -320,3 +320,10 @@ def test_extreme_logits_end_no_higher_than_their_temperature(method: str) -> Non
     result = fit(method, logits, labels)
     assert result.certificate.objective <= fit("ts", logits, labels).nll + 1e-9
     assert result.certificate.gradient_norm < 1e-4
+
+
+def test_one_logistic_regression_a_class_is_fitted_to_extreme_logits_without_a_word() -> None:
+    rng = np.random.default_rng(0)
+    logits = 2.0 * rng.normal(size=(150, 4))
+    labels = (logits / 1.7 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    assert math.isfinite(fit("beta", 1e4 * logits, labels).nll)  # warnings are errors here
