@@ -68,6 +68,7 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
         checked = check_validation_set(logits, labels, **extras, **data.grouping)
         columns, warnings = data.columns, data.notes
         warnings += [one.to_dict() for one in check_data(checked)]
+    with naming(file):
         name, probabilities, predicted = _calibrated(checked, loaded, calibrator, url)
     for note in notes:
         messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)

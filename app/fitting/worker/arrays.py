@@ -328,9 +328,7 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
     try:
         document = orjson.loads(file.read())
     except orjson.JSONDecodeError as error:
-        lines = (
-            " Lines of JSON are read as one list: [{...}, {...}]." if "after document" in str(error) else ""
-        )
+        lines = " Send lines of JSON as one list: [{...}, {...}]." if "after document" in str(error) else ""
         raise MalformedBody(f"The document is not JSON: {error}.{lines}") from error
     except SystemError as error:  # what orjson raises where an allocation fails
         raise MemoryError from error
