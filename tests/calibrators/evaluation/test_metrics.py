@@ -11,6 +11,7 @@ from sklearn.metrics import brier_score_loss, log_loss
 from boxcal.calibrators import evaluate
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation import brier, error_rate, expected_calibration_error, nll, smooth_ece
+from boxcal.calibrators.evaluation.smooth import SMALLEST_BANDWIDTH, Confidences, SmoothedResiduals
 from tests.calibrators.samples import softmax
 
 RNG = np.random.default_rng(0)
@@ -112,6 +113,26 @@ def test_smooth_ece_equals_relplots(count: int) -> None:
             expected = relplot.smECE(confidence, labels.astype(float))
             found = smooth_ece(probabilities, labels, np.ones(count, int))
             assert found == pytest.approx(expected, abs=1e-12)
+
+
+def bisected(smoothed: SmoothedResiduals, sets: int) -> np.ndarray:
+    """The error at the bandwidth that ten bisections of [0, 1] find, without a bracket."""
+    high, low, rows = np.ones(sets), np.zeros(sets), np.arange(sets)
+    for _ in range(10):
+        middle = (high + low) / 2
+        below = (middle < SMALLEST_BANDWIDTH) | (middle < smoothed.errors(middle, rows))
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return smoothed.errors(high, rows)
+
+
+def test_the_bracket_of_the_bandwidth_holds_where_the_error_rises_with_it() -> None:
+    rng = np.random.default_rng(1)
+    for count in rng.integers(1, 80, 30):
+        confidence = rng.choice([rng.random(count), np.round(rng.random(count), 1)][count % 2], count)
+        accuracy = (confidence, confidence**3, 0 * confidence, 1 - confidence)[int(rng.integers(4))]
+        residuals = confidence[:, None] - (rng.random((count, 40)) < accuracy[:, None])
+        smoothed = SmoothedResiduals(Confidences(confidence), residuals)
+        np.testing.assert_allclose(smoothed.fixed_points()[0], bisected(smoothed, 40), atol=1e-12)
 
 
 def test_agrees_with_scikit_learn() -> None:
