@@ -242,16 +242,15 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if self.lower is None and self.upper is None:
             return None
         shape = len(self.classes_)
-        sides = ((self.lower, 0.0), (self.upper, 1.0))
-        for name, (side, _) in zip(("lower", "upper"), sides, strict=True):
-            if np.shape(side) not in ((), (shape,)):
+        sides = []
+        for name, side, default in (("lower", self.lower, 0.0), ("upper", self.upper, 1.0)):
+            values = np.asarray(default if side is None else side, np.float64)
+            if values.shape not in ((), (shape,)):
                 raise ValueError(
-                    f"{name} has shape {np.shape(side)}; it is a number, or one for each of {shape} classes."
+                    f"{name} has shape {values.shape}; it is a number, or one for each of {shape} classes."
                 )
-        lower, upper = (
-            np.broadcast_to(np.asarray(default if side is None else side, np.float64), shape)
-            for side, default in sides
-        )
+            sides.append(np.broadcast_to(values, shape))
+        lower, upper = sides
         check_entries(lower, upper)
         check_sums(lower, upper, shape)
         return lower, upper

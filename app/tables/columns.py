@@ -117,9 +117,10 @@ def choose_columns(
         if _are_samples(others, inputs, known, declared.scores):
             return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
     values = [] if known is not None or label_values is None else label_values(label)
-    if known is None or not set(others) <= {*_class_columns(others, known)}:
+    of_classes = _class_columns(others, known or values)
+    if known is None or not set(others) <= set(of_classes):
         without = texts()
-        _check_numbers(_class_columns(others, known or values), without)
+        _check_numbers(of_classes, without)
         dropped += tuple(name for name in others if name in without)
         others = [name for name in others if name not in without]
     if known is None:

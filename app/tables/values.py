@@ -145,10 +145,7 @@ def label_values(column: Any, name: str, first: int) -> Array:
     if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         several = ", several labels at once" if types.is_list(kind) else ""
         raise InvalidUpload(f"The column `{name}` must hold class indices or names, got {kind}{several}.")
-    values = np.asarray(column.to_numpy(zero_copy_only=False))
-    if _is_text(kind) and len(empty := np.flatnonzero(values == "")):
-        raise InvalidUpload(f"{name}[{first + int(empty[0])}] is missing.")
-    return values
+    return _filled(np.asarray(column.to_numpy(zero_copy_only=False)), name, first)
 
 
 def distinct_labels(table: OpenTable, name: str) -> list[str]:
@@ -166,7 +163,7 @@ def _groups(column: Any, name: str, first: int) -> Array:
     column = _complete(_decoded(column), name, first)
     if not (_is_text(column.type) or types.is_integer(column.type)):
         raise InvalidUpload(f"The column `{name}` must hold integers or texts, got {column.type}.")
-    values = np.asarray(column.to_numpy(zero_copy_only=False))
+    values = _filled(np.asarray(column.to_numpy(zero_copy_only=False)), name, first)
     return values.astype(np.int64 if values.dtype.kind in "iu" else str)
 
 
@@ -233,6 +230,13 @@ def _complete(column: Any, name: str, first: int) -> Any:
     if column.null_count:
         raise InvalidUpload(f"{name}[{first + _first_null(column)}] is missing.")
     return column
+
+
+def _filled(values: Array, name: str, first: int) -> Array:
+    """Return labels or groups, or name the first row whose cell is empty: a CSV has no null."""
+    if values.dtype.kind == "O" and len(empty := np.flatnonzero(values == "")):
+        raise InvalidUpload(f"{name}[{first + int(empty[0])}] is missing.")
+    return values
 
 
 def _first_null(column: Any) -> int:

@@ -43,9 +43,7 @@ class Confidences:
     def places(self, cells: int) -> tuple[Indices, Vector]:
         """Return the grid point below each confidence, and the share of the point above it."""
         if cells not in self._places:
-            place = self.confidence * (cells - 1)
-            left = np.minimum(place.astype(np.int64), cells - 2)
-            self._places[cells] = left, place - left
+            self._places[cells] = _neighbours(self.confidence, cells)
         return self._places[cells]
 
     def kernel(self, bandwidth: float) -> NDArray[np.complex128]:
@@ -122,7 +120,7 @@ class SmoothedResiduals:
         cells = grid_size(bandwidth)
         chosen = np.arange(self._residuals.shape[1]) if rows is None else rows
         kernel = self._confidences.kernel(bandwidth)
-        spectra = self._spectra_of(cells, chosen)[:, : len(kernel)]
+        spectra = self._spectra_of(cells, chosen)[chosen, : len(kernel)]
         mesh = np.linspace(0.0, 1.0, points or max(round(10 / bandwidth), FEWEST_POINTS))
         density = self._confidences.density(bandwidth, mesh)
         smoothed = np.fft.irfft(spectra * kernel, 2 * cells - 2)
@@ -138,15 +136,14 @@ class SmoothedResiduals:
         return result
 
     def _spectra_of(self, cells: int, rows: Indices) -> Matrix:
-        """Return the spectra (n, frequencies) of some rows on a grid; each is computed once."""
+        """Return the spectra (R, frequencies) on a grid, those of some rows computed; each is once."""
         if cells not in self._spectra:
             self._spectra[cells] = np.full((self._residuals.shape[1], cells), np.nan)
         spectra = self._spectra[cells]
         new = rows[np.isnan(spectra[rows, 0])]
         if len(new):
             spectra[new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells).T)
-        found: Matrix = spectra[rows]
-        return found
+        return spectra
 
     def fixed_points(self) -> tuple[Vector, Vector]:
         """Return smECE (R,) and its bandwidth (R,): the first of a grid at which the error is not larger.
@@ -183,6 +180,13 @@ def grid_size(bandwidth: float) -> int:
     return max(2000, round(20 / bandwidth)) // 2 + 1
 
 
+def _neighbours(points: Vector, cells: int) -> tuple[Indices, Vector]:
+    """Return the grid point below each point of [0, 1], and the share of the grid point above it."""
+    place = points * (cells - 1)
+    left = np.minimum(place.astype(np.int64), cells - 2)
+    return left, place - left
+
+
 def _spectrum(grid: Matrix) -> Matrix:
     """Fourier transform of a grid (..., cells) reflected at 0 and 1; real, as the reflected grid is even."""
     return np.fft.rfft(np.concatenate([grid, grid[..., -2:0:-1]], axis=-1)).real
@@ -200,24 +204,20 @@ def _kernel(bandwidth: float, cells: int) -> Vector:
 def _kernel_weights(bandwidth: float, mesh: Vector, cells: int) -> Matrix:
     """Return the weight of each grid point at each mesh point, reflected at 0 and 1: (points, cells)."""
     circle, point = _kernel(bandwidth, cells), np.arange(cells)
-    place = mesh * (cells - 1)
-    left = np.minimum(place.astype(np.int64), cells - 2)[:, None]
-    share = place[:, None] - left
+    left, share = _neighbours(mesh, cells)
 
     def around(centre: Indices) -> Matrix:
-        reflected = circle[(centre + point) % len(circle)]
+        reflected = circle[(centre[:, None] + point) % len(circle)]
         reflected[:, [0, -1]] = 0.0  # the ends are their own reflections
-        total: Matrix = circle[(centre - point) % len(circle)] + reflected
+        total: Matrix = circle[(centre[:, None] - point) % len(circle)] + reflected
         return total
 
-    weights: Matrix = around(left) * (1 - share) + around(left + 1) * share
+    weights: Matrix = around(left) * (1 - share)[:, None] + around(left + 1) * share[:, None]
     return weights
 
 
 def _interpolate(values: Matrix, cells: int, mesh: Vector) -> Matrix:
     """Interpolate values (..., cells and more) on a uniform grid of [0, 1] linearly at each mesh point."""
-    place = mesh * (cells - 1)
-    left = np.minimum(place.astype(np.int64), cells - 2)
-    share = place - left
+    left, share = _neighbours(mesh, cells)
     between: Matrix = values[..., left] * (1 - share) + values[..., left + 1] * share
     return between

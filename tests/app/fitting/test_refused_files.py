@@ -190,6 +190,10 @@ TABLES: dict[str, tuple[str, bytes]] = {
     "CSV, class missing": ("'3' is missing", csv(by_class().drop_columns(["3"]))),
     "CSV, words": ("no readable .csv: .*invalid value 'x'", CSV + b",".join([b"x"] * 11) + b"\n"),
     "CSV, missing label": (r"label\[50\] is missing", CSV + b"1,1,1,1,1,1,1,1,1,1,\n"),
+    "CSV, missing group": (
+        r"group\[3\] is missing",
+        csv(by_class().append_column("group", pa.array([*"abc", "", *46 * "d"]))),
+    ),
     "CSV, missing number": (r"0\[50\] is missing", CSV + b",1,1,1,1,1,1,1,1,1,1\n"),
     "CSV, short row": ("no readable .csv: .*Expected 11 columns", CSV + b"1,2\n"),
     "CSV, repeated column": ("more than one column '1'", CSV.replace(b'"2"', b'"1"', 1)),
