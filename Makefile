@@ -37,9 +37,11 @@ SHELL := bash
 help: ## Show this help
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# The pip that comes with Python 3.11 takes a third longer: it compares each file of an index with each tag of the platform.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "boxcal requires Python 3.11 to 3.13; select one with: make PYTHON=python3.11 ...")'
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-pip.lock
 
 # Not compiled by pip, as most modules are never imported: those that are imported compile themselves.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
@@ -163,6 +165,7 @@ lock: ## Update the lock files (requires uv)
 	uv pip compile pyproject.toml --extra serve --extra ray --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-ray.lock
 	uv pip compile pyproject.toml --extra serve --extra grpc --extra s3 --constraint requirements.lock --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-s3.lock
 	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-dev.lock
+	echo "pip>=26.3" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-pip.lock
 	echo "cyclonedx-bom>=7" | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-header --quiet --output-file requirements-release.lock
 
 resolve: ## Show what each extra brings on each platform and Python (requires uv)
