@@ -22,7 +22,8 @@ PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-load
 
 # `compat` puts the checkout on sys.path. Otherwise `import boxcal` in the folder that contains a clone named boxcal finds the clone,
 # a folder without __init__.py, before it finds the package.
-EDITABLE := --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+# Twice quiet, as setuptools warns of that.
+EDITABLE := --quiet --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 
 # Of what pip says: each package that it fetches, with its size, and that it unpacks them.
 PACKAGES := sed -un 's/^ *\(Downloading\|Using cached\) /  /p; s/^Installing collected packages.*/Unpacking them/p'
@@ -43,10 +44,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --no-compile --require-hashes --requirement requirements-pip.lock
 
-# Not compiled by pip, as most modules are never imported: those that are imported compile themselves.
+# Not compiled by pip, as most modules are never imported: those that are imported compile themselves. By two processes, as each
+# reads indexes and unpacks on one core.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
 	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.86 GB in $(VENV)"
-	@$(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement requirements-light.lock
+	@awk '/^[a-z]/ {n++} {print > ("$(VENV)/half-" n % 2)}' requirements-light.lock
+	@printf '%s\n' $(VENV)/half-0 $(VENV)/half-1 | xargs -P 2 -I {} \
+	  $(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement {}
 	@echo "Installing boxcal; it compiles its loops for this processor at the first start, beside the service"
 	@$(BIN)/python -m pip install $(EDITABLE)
 	@touch $@
