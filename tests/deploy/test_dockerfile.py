@@ -10,7 +10,12 @@ from tests.deploy.dockerfile import environment, read_dockerfile
 from tests.deploy.test_wheel import copy_checkout, source_files
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("requirements-dev.lock", "requirements-release.lock", "requirements-light.lock", "requirements-pip.lock")
+TOOLS = (
+    "requirements-dev.lock",
+    "requirements-release.lock",
+    "requirements-light.lock",
+    "requirements-pip.lock",
+)
 INSTRUCTIONS = read_dockerfile(ROOT / "Dockerfile")
 FINAL = max(each.stage for each in INSTRUCTIONS)
 
