@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -110,28 +111,21 @@ def _runs(mesh: list[float]) -> list[slice]:
     return [slice(start, end) for start, end in pairwise([0, *ends, len(mesh)])]
 
 
-def draw_bin(axes: Axes, part: dict[str, Any], samples: int) -> None:
-    """Draw one bin's mean, larger for more samples, and the interval of its accuracy."""
-    limits = [part["accuracy_low"], part["accuracy_high"]]
-    axes.plot([part["confidence"]] * 2, limits, color=ORANGE, lw=1.2, alpha=0.6, zorder=3)
-    axes.plot(
-        part["confidence"],
-        part["accuracy"],
-        marker="o",
-        ms=4 + 7 * (part["count"] / samples) ** 0.5,
-        color=ORANGE,
-        mec="white",
-        mew=0.8,
-        clip_on=False,
-        zorder=5,
+def draw_bins(axes: Axes, bins: list[dict[str, Any]], samples: int) -> None:
+    """Draw each bin's mean, larger for more samples, and the interval of its accuracy."""
+    confidence, accuracy, low, high, count = (
+        [part[name] for part in bins]
+        for name in ("confidence", "accuracy", "accuracy_low", "accuracy_high", "count")
     )
+    sizes = [(4 + 7 * (each / samples) ** 0.5) ** 2 for each in count]
+    axes.vlines(confidence, low, high, colors=ORANGE, lw=1.2, alpha=0.6, zorder=3)
+    axes.scatter(confidence, accuracy, sizes, ORANGE, edgecolors="white", lw=0.8, clip_on=False, zorder=5)
 
 
 def draw_diagram(axes: Axes, data: dict[str, Any]) -> None:
     """Draw bin means, the smooth curve and the band of perfect calibration in square axes."""
     draw_curve(axes, data["curve"])
-    for part in data["bins"]:
-        draw_bin(axes, part, data["samples"])
+    draw_bins(axes, data["bins"], data["samples"])
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.tick_params(labelbottom=False, colors=INK)
     _plain(axes)
@@ -141,9 +135,12 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
     """Draw the histogram of the confidence, the accuracy and the mean confidence."""
     counts = data["histogram"]["counts"]
     width = 1 / len(counts)
-    axes.bar(
-        [(i + 0.5) * width for i in range(len(counts))], counts, width=width * 0.9, color=FAINT, zorder=2
-    )
+    sides = [((i + 0.05) * width, (i + 0.95) * width) for i in range(len(counts))]
+    bars = [
+        [(left, 0), (left, count), (right, count), (right, 0)]
+        for (left, right), count in zip(sides, counts, strict=True)
+    ]
+    axes.add_collection(PolyCollection(bars, facecolors=FAINT, linewidths=0, zorder=2))
     accuracy, confidence = data["accuracy"], data["mean_confidence"]
     axes.axvline(accuracy, color=GREEN, lw=1.8, zorder=3)
     axes.axvline(confidence, color=PURPLE, lw=1.8, ls=(0, (3, 1.5)), zorder=3)
@@ -184,15 +181,14 @@ def draw_events(axes: Axes, side: dict[str, Any], limits: tuple[float, float]) -
     axes.set(xscale="logit", yscale="logit", xlim=limits, ylim=limits)
     axes.plot(limits, limits, color=FAINT, lw=1, ls=(0, (4, 3)), zorder=2)
     total = sum(part["count"] for part in side["bins"])
-    for part in side["bins"]:
-        names = {"confidence": "probability", "accuracy": "observed"}
-        names |= {f"accuracy_{end}": f"observed_{end}" for end in ("low", "high")}
-        draw_bin(
-            axes,
-            {name: min(max(part[of], limits[0]), limits[1]) for name, of in names.items()}
-            | {"count": part["count"]},
-            total,
-        )
+    names = {"confidence": "probability", "accuracy": "observed"}
+    names |= {f"accuracy_{end}": f"observed_{end}" for end in ("low", "high")}
+    shown = [
+        {name: min(max(part[of], limits[0]), limits[1]) for name, of in names.items()}
+        | {"count": part["count"]}
+        for part in side["bins"]
+    ]
+    draw_bins(axes, shown, total)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(FixedLocator([tick for tick in ODDS_TICKS if limits[0] <= tick <= limits[1]]))
         axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{100 * tick:g} %"))
@@ -312,7 +308,8 @@ def render(figure: Figure, form: Format) -> bytes:
     """Return the figure as the bytes of an SVG document (the same for the same data) or a PNG image."""
     stream = io.BytesIO()
     with _writing, mpl.rc_context({"svg.hashsalt": "boxcal", "svg.fonttype": "path"}):
-        figure.savefig(stream, format=form, dpi=150, metadata={"Date": None} if form == "svg" else None)
+        settings = {"metadata": {"Date": None}} if form == "svg" else {"pil_kwargs": {"compress_level": 3}}
+        figure.savefig(stream, format=form, dpi=150, **settings)
     return stream.getvalue()
 
 

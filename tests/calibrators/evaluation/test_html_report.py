@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from boxcal import BoxCalibratedClassifier, BoxCalibrator
@@ -171,8 +172,10 @@ def test_a_notebook_shows_the_estimator_and_its_fit(kind: Any) -> None:
 def test_the_plotted_points_are_those_of_the_report(report: Report, when: Any) -> None:
     axes = Figure().subplots()
     assert report.plot(axes, when=when) is axes
-    points = [np.asarray(line.get_xydata()).tolist()[0] for line in axes.lines if line.get_marker() == "o"]
-    assert points == [[one["confidence"], one["accuracy"]] for one in report.reliability[when]["bins"]]
+    (points,) = (one for one in axes.collections if isinstance(one, PathCollection))
+    assert np.asarray(points.get_offsets()).tolist() == [
+        [one["confidence"], one["accuracy"]] for one in report.reliability[when]["bins"]
+    ]
     curve = [
         point
         for line in axes.lines
