@@ -207,7 +207,7 @@ def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
     message = (
         f"{_named(rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
         f" parameters per class fit {_them(rare)} badly; from ten samples on `auto` takes `vector`, `sms`"
-        " and, for at most 20 classes, `dirichlet`"
+        " and, for at most 20 classes, `dirichlet` or `polynomial`"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 

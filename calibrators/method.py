@@ -30,7 +30,7 @@ ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` is listed with."""
 MIXED = f"{Mixture.name}+"
 """Before the name of a method that reads a `Mixture`."""
-WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "quadratic")
+WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "polynomial", "quadratic")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
 

@@ -48,6 +48,7 @@ OPTIONS = "app/predict/options.py"
 CALIBRATION = "app/predict/answers.py"
 SELECTION = "calibrators/fitting/selection.py"
 PENALTIES = "calibrators/fitting/penalty_search.py"
+LINEAR = "calibrators/maps/linear.py"
 TEMPERED = "calibrators/maps/temperature.py"
 STACK = "calibrators/maps/stack.py"
 MIXTURE = "calibrators/maps/mixture.py"
@@ -66,6 +67,7 @@ STORE = "tests/app/registry/test_store.py"
 STACKS = "tests/calibrators/test_stack.py"
 SCORES = "tests/calibrators/test_scores.py"
 HONEST = "tests/calibrators/test_honest_fits.py"
+PRODUCTS = "tests/calibrators/test_polynomial.py"
 MONITORING = "tests/calibrators/monitoring"
 EVIDENCE = f"{MONITORING}/test_calibration_test.py::test_no_single_label_raises_an_alarm"
 RETURNED = f"{MONITORING}/test_refit_loop.py::test_an_earlier_version_is_returned_to_at_evidence_of_200"
@@ -226,6 +228,10 @@ MUTATIONS = [
     Mutation(
         SELECTION, "likelihoods[counts > 0.0], counts[", "likelihoods[counts > 0.0], (counts > 0.0)[", STACKS
     ),
+    Mutation(SELECTION, "return excess <= error", "return True", PRODUCTS),
+    Mutation(SELECTION, "if INSTEAD.get(name) not in listed", "", PRODUCTS),
+    Mutation(LINEAR, "strength / samples, K / samples)", "strength, K / samples)", PRODUCTS),
+    Mutation(LINEAR, 'p["spread"], -FARTHEST, FARTHEST', 'p["spread"], -1e9, 1e9', PRODUCTS),
     Mutation(PENALTIES, "np.where(inside, 0.0, weights)", "weights", STACKS),
     Mutation(PENALTIES, "means <= errors", "means <= 0.0", STACKS),
     Mutation(TEMPERED, "if data.shows_errors:", "if True:", HONEST),

@@ -100,6 +100,16 @@ class StrengthPath:
         return [one.moved(self._points[index][fold]) for one, index, fold in chosen]
 
 
+def unseen_losses(logit_map: LinearMap, data: ValidationSet, inside: Array) -> Array:
+    """Give the losses of the rows of a fold, by a fit without them at the second strength."""
+    used, unseen = data.rows(~inside), data.rows(inside)
+    logit_map.prepare(used)
+    logit_map.strength = logit_map.strengths[1]
+    objective = objective_of(logit_map, None, used.scores, used.labels, used.weights)
+    point, _, _ = descend(objective, logit_map.starts()[0], None, iterations=50, tolerance=1e-6)
+    return map_losses(logit_map.moved(point), unseen.scores, unseen.labels)
+
+
 def strongest_of_equals(losses: Array, weights: Array) -> int:
     """Choose the first strength whose mean loss is within a standard error of the lowest.
 

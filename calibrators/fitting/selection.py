@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,14 +32,19 @@ from boxcal.calibrators.data import FOLDS, ValidationSet, fold_masks
 from boxcal.calibrators.fitting.constant_box import SAME
 from boxcal.calibrators.fitting.fit_method import check_scale, fit_checked, mean_nll
 from boxcal.calibrators.fitting.fitted_method import Fitted
-from boxcal.calibrators.fitting.penalty_search import StrengthPath, fit_linear, map_losses
+from boxcal.calibrators.fitting.penalty_search import (
+    StrengthPath,
+    fit_linear,
+    map_losses,
+    unseen_losses,
+)
 from boxcal.calibrators.fitting.result import Certificate, FitResult, Progress
 from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
-from boxcal.calibrators.maps.linear import LinearMap
+from boxcal.calibrators.maps.linear import LinearMap, PolynomialScaling
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.stack import Component, Stack
 from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
@@ -49,7 +54,7 @@ Floats = NDArray[np.float64]
 
 MOST, LEAST_SHARE = 4, 0.05
 """Components that are kept at most, and the smallest weight of one."""
-REGULARISED = {"vector", "sms", "dirichlet"}
+REGULARISED = {"vector", "sms", "dirichlet", "polynomial"}
 """Methods with parameters per class that a penalty keeps near a temperature: classes may be absent."""
 SAMPLES_PER_PARAMETER = 10
 """Required by other methods with parameters per class."""
@@ -57,8 +62,12 @@ SAMPLES_PER_CLASS, ENOUGH = 10, 100
 """Required by regularised methods, of a rare class too; so many samples in all are enough."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
-MOST_CLASSES = {"dirichlet": 20}
+MOST_CLASSES = {"dirichlet": 20, "polynomial": 10}
 """Of a method that takes long with more."""
+SAMPLES_PER_COLUMN, FEWEST, MOST_ENTRIES = 5, 200, 2_000_000
+"""Required by `polynomial`, which reads K (K + 3) / 2 columns, and the most numbers that it may read."""
+INSTEAD = {"dirichlet": "mix+polynomial"}
+"""What is not compared where something that contains it is."""
 WITHOUT_MIXTURE = {"dirichlet"}
 """Methods with parameters per class that a mixture before them makes no better."""
 BUDGET_SECONDS = 120.0
@@ -100,6 +109,7 @@ def candidates(data: ValidationSet) -> list[str]:
         listed += (
             [name] if name in WITHOUT_MIXTURE else mixed if mixed and one.is_per_class else [name, *mixed]
         )
+    listed = [name for name in listed if INSTEAD.get(name) not in listed]
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
@@ -119,12 +129,18 @@ def _besides(data: ValidationSet) -> set[str]:
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
+    if MOST_CLASSES.get(name, K) < K:
+        return False
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
         return not len(rare) and complete and count >= SAMPLES_PER_PARAMETER * parameters
-    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any() or MOST_CLASSES.get(name, K) < K:
+    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
         return False
+    if name == "polynomial":
+        columns = K * (K + 3) // 2
+        if not (count >= max(FEWEST, SAMPLES_PER_COLUMN * columns) and len(data) * columns <= MOST_ENTRIES):
+            return False
     most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
     complete = complete or may_miss_classes(len(data), K)
     return complete and count >= min(SAMPLES_PER_CLASS * K, ENOUGH) and parameters <= most * count
@@ -183,6 +199,22 @@ class _Folds:
             losses[inside] = map_losses(folds[-1].logit_map, folds[-1].source(unseen), unseen.labels)
             tick((place + 1) / len(self.masks))
         return CrossFitted(losses, folds)
+
+    def is_promising(self, name: str, found: Mapping[str, CrossFitted]) -> bool:
+        """Whether a candidate is worth its time: by no standard error worse than the best on the first fold.
+
+        Only `polynomial` is asked: its fits take as long as those of all others.
+        """
+        method, inside = parse(name), self.masks[0]
+        if not issubclass(method.logit_map, PolynomialScaling):
+            return True
+        data = self._read(0) if method.mixed else self.data
+        weights = None if data.weights is None else data.weights[inside]
+        others = (one.losses[inside] for one in found.values())
+        best = min(others, key=lambda losses: mean_of(losses, weights))
+        own = unseen_losses(method.logit_map(data.num_classes), data, inside)
+        excess, error = _mean_and_error(own - best, data.rows(inside))
+        return excess <= error
 
     def component(self, name: str, found: CrossFitted) -> Component:
         """Fit a candidate to all samples."""
@@ -248,7 +280,8 @@ def choose(
             report(min(0.8, 0.8 * (place + done) / len(names)), f"cross-validating {name}")
 
         tick(0.0)
-        found[name] = folds.fit(name, tick)
+        if folds.is_promising(name, found):
+            found[name] = folds.fit(name, tick)
         seconds[name] = time.process_time() - spent
     report(0.8, "weighing the methods")
     decision = _decide(data, folds, found)
@@ -258,7 +291,11 @@ def choose(
             "parameters": parse(name).num_parameters(data.num_classes),
             "nll": decision.means.get(name),
             "weight": decision.weights.get(name, 0.0),
-            "status": "compared" if name in found else "no time left",
+            "status": "compared"
+            if name in found
+            else "worse on the first fold"
+            if name in seconds
+            else "no time left",
             "seconds": seconds.get(name, 0.0),
         }
         for name in names
@@ -274,7 +311,7 @@ def choose(
         "budget_seconds": budget_seconds,
     }
 
-    late = [name for name in names if name not in found] if found else []
+    late = [name for name in names if name not in seconds] if found else []
     warnings = (_late(late, budget_seconds, len(data)),) if late else ()
 
     def fitting(fraction: float, stage: str) -> None:

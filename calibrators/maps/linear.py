@@ -1,17 +1,22 @@
-"""`vector`, `sms`, `matrix` and `dirichlet`: a temperature, then a linear map regularised to the identity."""
+"""`vector`, `sms`, `matrix`, `dirichlet` and `polynomial`: a temperature, then a map near the identity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from boxcal.calibrators.array_ops import log_softmax
+from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import TemperedMap
+
+FARTHEST = 4.0
+"""Standard deviations within which products of `polynomial` are formed."""
 
 
 class Ridge(NamedTuple):
@@ -74,8 +79,9 @@ class LinearMap(TemperedMap):
         if weight.ndim == 1:
             change, factors = weight - 1.0, np.full(weight.shape, ridge.diagonal)
         else:
-            change = weight - np.eye(len(weight))
-            factors = np.where(np.eye(len(weight), dtype=bool), ridge.diagonal, ridge.others)
+            identity = np.eye(*weight.shape)
+            change = weight - identity
+            factors = np.where(identity > 0.0, ridge.diagonal, ridge.others)
         pull = factors * change
         value = np.vdot(pull, change) + ridge.offsets * np.vdot(offsets, offsets)
         return float(value), {self.matrix: 2.0 * pull, self.offset: 2.0 * ridge.offsets * offsets}
@@ -176,3 +182,93 @@ class StructuredMatrixScaling(MatrixScaling):
         """Penalise the more entries a part has, the more."""
         K = self.num_classes
         return Ridge(K / samples, strength * K * (K - 1) / samples, K / samples)
+
+
+class PolynomialScaling(MatrixScaling):
+    """`T(g) = W [x, u_i u_j for i <= j] + w'`, of degree 2 in x = log softmax(g / temperature).
+
+    `u` is x less its mean, over its standard deviation, and at most four of these: farther out, where there
+    are few samples, only the linear part goes on. Where a model assumes that what it reads is independent
+    within a class (naive Bayes), or that all classes have one covariance, the right answer has such products.
+    The penalty is K/N times the squares of `diagonal(W) - 1` and of w', and c/N times those of the other
+    entries, c chosen by cross-validation.
+    """
+
+    name = "polynomial"
+    stacked = "of more classes"
+    normalises = True
+    shapes: ClassVar[Shapes] = {
+        "temperature": (),
+        "centre": ("K",),
+        "spread": ("K",),
+        "weight": ("K", "R"),
+        "intercept": ("K",),
+    }
+    prepared = ("temperature", "centre", "spread")
+    positive = ("spread",)
+    most_classes = 40
+    """Of more, it would have more than 35,000 parameters."""
+    strengths = (1000.0, 100.0, 10.0, 1.0)
+
+    def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
+        super().__init__(num_classes, parameters)
+        self.pairs = np.triu_indices(num_classes)
+
+    def fresh(self) -> dict[str, Any]:
+        K = self.num_classes
+        if self.most_classes < K:
+            raise InvalidDataError(
+                f"{self.name!r} multiplies pairs of classes and takes at most {self.most_classes}, not {K:,}"
+            )
+        weight = np.eye(K, K * (K + 3) // 2)
+        return {
+            "temperature": 1.0,
+            "centre": np.zeros(K),
+            "spread": np.ones(K),
+            "weight": weight,
+            "intercept": np.zeros(K),
+        }
+
+    def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
+        """Fit the temperature, and take mean and standard deviation of each column."""
+        super().prepare(data, tick)
+        x = log_softmax(data.scores / self.parameters["temperature"])
+        centre = np.average(x, axis=0, weights=data.weights)
+        spread = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=data.weights))
+        self.parameters |= {"centre": centre, "spread": np.where(spread > 0.0, spread, 1.0)}
+
+    def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
+        """Map the log probabilities of (N, K) logits, and their products."""
+        K, (first, second) = self.num_classes, self.pairs
+        x = ops.log_softmax(scores / p["temperature"])
+        u = ops.clip((x - p["centre"]) / p["spread"], -FARTHEST, FARTHEST)
+        products = u[:, first] * u[:, second]
+        return x @ p["weight"][:, :K].T + products @ p["weight"][:, K:].T + p["intercept"]
+
+    def precompute(self, scores: Array) -> Array:
+        """Take the log probabilities of (N, K) logits, and their products: (N, K (K + 3) / 2)."""
+        x = log_softmax(super().precompute(scores))
+        first, second = self.pairs
+        u = self._standardised(x).clip(-FARTHEST, FARTHEST)
+        return np.concatenate([x, u[:, first] * u[:, second]], axis=1)
+
+    def precompute_vjp(self, read: Array, by_read: Array) -> Array:
+        """Go back through the products, then through the log-softmax."""
+        K, (first, second) = self.num_classes, self.pairs
+        x, by_u = read[:, :K], np.zeros_like(read[:, :K])
+        u = self._standardised(x)
+        inside, u = np.abs(u) <= FARTHEST, u.clip(-FARTHEST, FARTHEST)
+        for pair, (i, j) in enumerate(zip(first, second, strict=True), K):
+            by_u[:, i] += by_read[:, pair] * u[:, j]
+            by_u[:, j] += by_read[:, pair] * u[:, i]
+        by_x = by_read[:, :K] + by_u * inside / self.parameters["spread"]
+        return super().precompute_vjp(x, by_x - np.exp(x) * by_x.sum(axis=1, keepdims=True))
+
+    def _standardised(self, x: Array) -> Array:
+        u: Array = (x - self.parameters["centre"]) / self.parameters["spread"]
+        return u
+
+    def ridge(self, strength: float, samples: float) -> Ridge:
+        """One factor for what is neither on the diagonal nor an offset."""
+        K = self.num_classes
+        return Ridge(K / samples, strength / samples, K / samples)

@@ -20,7 +20,8 @@ Vjp = Callable[..., Any]
 """From derivatives in what a map gives to those in its parameters and in what it takes."""
 Limits = Sequence[tuple[float | None, float | None]]
 Size = int | str
-"""A number, or a letter: K classes, the T largest logits, D features, P places, H hidden units."""
+"""A number, or a letter: K classes, the T largest logits, D features, P places, H hidden units, R logits and
+products of two."""
 Shapes = Mapping[str, tuple[Size, ...] | None]
 """Of tensors by their names; None for any shape."""
 TOP = 10
@@ -122,7 +123,7 @@ class Map:
     @classmethod
     def restored(cls, tensors: Mapping[str, Array], num_classes: int, part: str) -> Self:
         """Build the map of stored tensors."""
-        sizes = {"K": num_classes, "T": min(TOP, num_classes)}
+        sizes = {"K": num_classes, "T": min(TOP, num_classes), "R": num_classes * (num_classes + 3) // 2}
         own: dict[str, Any] = {}
         for name, shape in cls.shapes.items():
             tensor = tensors.get(name)

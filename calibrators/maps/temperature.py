@@ -109,7 +109,7 @@ class TemperedMap(LogitMap):
     """
 
     contains_ts = True
-    prepared = ("temperature",)
+    prepared: ClassVar[tuple[str, ...]] = ("temperature",)
 
     def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
         super().__init__(num_classes, parameters)

@@ -35,7 +35,14 @@ NUMBERS: dict[str, Any] = {
 
 def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
     rng = np.random.default_rng(1)
-    sizes = {"K": classes, "T": min(10, classes), "D": FEATURES, "P": PLACES, "H": 5}
+    sizes = {
+        "K": classes,
+        "T": min(10, classes),
+        "D": FEATURES,
+        "P": PLACES,
+        "H": 5,
+        "R": classes * (classes + 3) // 2,
+    }
     values: dict[str, Any] = {}
     for name, shape in one.shapes.items():
         own = [size if isinstance(size, int) else sizes[size] for size in shape or (3,)]
@@ -43,7 +50,7 @@ def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
         values[name] = NUMBERS.get(name, noise - 0.3)
         if name == "network.spread":
             values[name] = noise + 0.5
-        if name in ("log_weights", "complement_weights", "shift_weights"):
+        if name in ("log_weights", "complement_weights", "shift_weights", "spread"):
             values[name] = noise + 0.3
         if name in ("places", "values"):
             values[name] = 0.05 + 0.9 * np.sort(noise, axis=1)

@@ -265,7 +265,7 @@ def test_tied_probabilities_are_one_value(levels: int) -> None:
     np.testing.assert_allclose(found, expected / expected.sum(1, keepdims=True), atol=1e-9)
 
 
-LINEAR = ("vector", "sms", "matrix", "dirichlet")
+LINEAR = ("vector", "sms", "matrix", "dirichlet", "polynomial")
 
 
 def confused(num_samples: int, *, seed: int) -> tuple[Tensor, Tensor]:
