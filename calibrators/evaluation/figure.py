@@ -135,11 +135,8 @@ def draw_histogram(axes: Axes, data: dict[str, Any], tallest: int) -> None:
     """Draw the histogram of the confidence, the accuracy and the mean confidence."""
     counts = data["histogram"]["counts"]
     width = 1 / len(counts)
-    sides = [((i + 0.05) * width, (i + 0.95) * width) for i in range(len(counts))]
-    bars = [
-        [(left, 0), (left, count), (right, count), (right, 0)]
-        for (left, right), count in zip(sides, counts, strict=True)
-    ]
+    corners = ((0.05, 0), (0.05, 1), (0.95, 1), (0.95, 0))
+    bars = [[((i + x) * width, y * count) for x, y in corners] for i, count in enumerate(counts)]
     axes.add_collection(PolyCollection(bars, facecolors=FAINT, linewidths=0, zorder=2))
     accuracy, confidence = data["accuracy"], data["mean_confidence"]
     axes.axvline(accuracy, color=GREEN, lw=1.8, zorder=3)

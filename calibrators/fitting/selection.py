@@ -1,8 +1,9 @@
 """`auto`: the methods that the data allow, mixed by weights that the cross-validation chooses.
 
-Each candidate is fitted without each fold, once. The losses on the rows not seen decide everything: the
-strength of a penalty, the weights of the stack, which components are worth one. The stack of each fold, whose
-strengths and weights the fold has not seen either, judges the result without another fit.
+Each candidate is fitted without each fold, once; one that takes long is tried on the first fold before. The
+losses on the rows not seen decide everything: the strength of a penalty, the weights of the stack, which
+components are worth one. The stack of each fold, whose strengths and weights the fold has not seen either,
+judges the result without another fit.
 
 With q_im the probability that method m gives to the label of sample i, by a fit that has not seen it, the
 weights maximise `sum_i n_i log sum_m w_m q_im + a sum_m log w_m` on the simplex: the proportions of a
@@ -46,6 +47,7 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap, PolynomialScaling
 from boxcal.calibrators.maps.mixture import Mixture
+from boxcal.calibrators.maps.parameters import with_products
 from boxcal.calibrators.maps.stack import Component, Stack
 from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
 
@@ -137,8 +139,8 @@ def _has_enough(name: str, data: ValidationSet) -> bool:
         return not len(rare) and complete and count >= SAMPLES_PER_PARAMETER * parameters
     if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
         return False
-    if name == "polynomial":
-        columns = K * (K + 3) // 2
+    if name == PolynomialScaling.name:
+        columns = with_products(K)
         if not (count >= max(FEWEST, SAMPLES_PER_COLUMN * columns) and len(data) * columns <= MOST_ENTRIES):
             return False
     most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
@@ -206,7 +208,7 @@ class _Folds:
         Only `polynomial` is asked: its fits take as long as those of all others.
         """
         method, inside = parse(name), self.masks[0]
-        if not issubclass(method.logit_map, PolynomialScaling):
+        if method.logit_map is not PolynomialScaling:
             return True
         data = self._read(0) if method.mixed else self.data
         weights = None if data.weights is None else data.weights[inside]

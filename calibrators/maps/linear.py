@@ -8,11 +8,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from boxcal.calibrators import array_ops
 from boxcal.calibrators.array_ops import log_softmax
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.base import LogitMap
-from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
+from boxcal.calibrators.maps.parameters import (
+    Array,
+    Gradients,
+    Parameters,
+    Shapes,
+    Values,
+    Vjp,
+    with_products,
+)
 from boxcal.calibrators.maps.temperature import TemperedMap
 
 FARTHEST = 4.0
@@ -184,7 +193,7 @@ class StructuredMatrixScaling(MatrixScaling):
         return Ridge(K / samples, strength * K * (K - 1) / samples, K / samples)
 
 
-class PolynomialScaling(MatrixScaling):
+class PolynomialScaling(DirichletCalibration):
     """`T(g) = W [x, u_i u_j for i <= j] + w'`, of degree 2 in x = log softmax(g / temperature).
 
     `u` is x less its mean, over its standard deviation, and at most four of these: farther out, where there
@@ -195,8 +204,7 @@ class PolynomialScaling(MatrixScaling):
     """
 
     name = "polynomial"
-    stacked = "of more classes"
-    normalises = True
+    combines = False
     shapes: ClassVar[Shapes] = {
         "temperature": (),
         "centre": ("K",),
@@ -220,7 +228,7 @@ class PolynomialScaling(MatrixScaling):
             raise InvalidDataError(
                 f"{self.name!r} multiplies pairs of classes and takes at most {self.most_classes}, not {K:,}"
             )
-        weight = np.eye(K, K * (K + 3) // 2)
+        weight = np.eye(K, with_products(K))
         return {
             "temperature": 1.0,
             "centre": np.zeros(K),
@@ -232,7 +240,7 @@ class PolynomialScaling(MatrixScaling):
     def prepare(self, data: ValidationSet, tick: Callable[[float], None] = lambda fraction: None) -> None:
         """Fit the temperature, and take mean and standard deviation of each column."""
         super().prepare(data, tick)
-        x = log_softmax(data.scores / self.parameters["temperature"])
+        x = super().precompute(data.scores)
         centre = np.average(x, axis=0, weights=data.weights)
         spread = np.sqrt(np.average((x - centre) ** 2, axis=0, weights=data.weights))
         self.parameters |= {"centre": centre, "spread": np.where(spread > 0.0, spread, 1.0)}
@@ -241,34 +249,33 @@ class PolynomialScaling(MatrixScaling):
         """Map the log probabilities of (N, K) logits, and their products."""
         K, (first, second) = self.num_classes, self.pairs
         x = ops.log_softmax(scores / p["temperature"])
-        u = ops.clip((x - p["centre"]) / p["spread"], -FARTHEST, FARTHEST)
+        u = _factors(ops, p, x)
         products = u[:, first] * u[:, second]
         return x @ p["weight"][:, :K].T + products @ p["weight"][:, K:].T + p["intercept"]
 
     def precompute(self, scores: Array) -> Array:
         """Take the log probabilities of (N, K) logits, and their products: (N, K (K + 3) / 2)."""
-        x = log_softmax(super().precompute(scores))
-        first, second = self.pairs
-        u = self._standardised(x).clip(-FARTHEST, FARTHEST)
+        x, (first, second) = super().precompute(scores), self.pairs
+        u = _factors(array_ops, self.parameters, x)
         return np.concatenate([x, u[:, first] * u[:, second]], axis=1)
 
     def precompute_vjp(self, read: Array, by_read: Array) -> Array:
         """Go back through the products, then through the log-softmax."""
         K, (first, second) = self.num_classes, self.pairs
         x, by_u = read[:, :K], np.zeros_like(read[:, :K])
-        u = self._standardised(x)
-        inside, u = np.abs(u) <= FARTHEST, u.clip(-FARTHEST, FARTHEST)
+        u = _factors(array_ops, self.parameters, x)
         for pair, (i, j) in enumerate(zip(first, second, strict=True), K):
             by_u[:, i] += by_read[:, pair] * u[:, j]
             by_u[:, j] += by_read[:, pair] * u[:, i]
-        by_x = by_read[:, :K] + by_u * inside / self.parameters["spread"]
-        return super().precompute_vjp(x, by_x - np.exp(x) * by_x.sum(axis=1, keepdims=True))
-
-    def _standardised(self, x: Array) -> Array:
-        u: Array = (x - self.parameters["centre"]) / self.parameters["spread"]
-        return u
+        by_u[np.abs(u) >= FARTHEST] = 0.0
+        return super().precompute_vjp(x, by_read[:, :K] + by_u / self.parameters["spread"])
 
     def ridge(self, strength: float, samples: float) -> Ridge:
         """One factor for what is neither on the diagonal nor an offset."""
         K = self.num_classes
         return Ridge(K / samples, strength / samples, K / samples)
+
+
+def _factors(ops: ModuleType, p: Parameters, x: Values) -> Values:
+    """Standardise log probabilities (N, K), and clip them."""
+    return ops.clip((x - p["centre"]) / p["spread"], -FARTHEST, FARTHEST)

@@ -123,7 +123,7 @@ class Map:
     @classmethod
     def restored(cls, tensors: Mapping[str, Array], num_classes: int, part: str) -> Self:
         """Build the map of stored tensors."""
-        sizes = {"K": num_classes, "T": min(TOP, num_classes), "R": num_classes * (num_classes + 3) // 2}
+        sizes = {"K": num_classes, "T": min(TOP, num_classes), "R": with_products(num_classes)}
         own: dict[str, Any] = {}
         for name, shape in cls.shapes.items():
             tensor = tensors.get(name)
@@ -140,6 +140,11 @@ class Map:
                 )
             own[name] = tensor
         return cls(num_classes, own)
+
+
+def with_products(num_classes: int) -> int:
+    """Count K logits and the products of two of them, squares too: K (K + 3) / 2."""
+    return num_classes * (num_classes + 3) // 2
 
 
 def readable(value: Array) -> Any:

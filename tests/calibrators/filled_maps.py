@@ -11,7 +11,7 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
-from boxcal.calibrators.maps.parameters import Map
+from boxcal.calibrators.maps.parameters import Map, with_products
 from boxcal.calibrators.method import BOUND_MAPS, parse
 
 One = TypeVar("One", bound=Map)
@@ -41,7 +41,7 @@ def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
         "D": FEATURES,
         "P": PLACES,
         "H": 5,
-        "R": classes * (classes + 3) // 2,
+        "R": with_products(classes),
     }
     values: dict[str, Any] = {}
     for name, shape in one.shapes.items():
