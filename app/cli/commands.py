@@ -52,6 +52,7 @@ def evaluate(
     file: options.ValidationFile,
     *,
     calibrator: options.CalibratorName = None,
+    labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
     classes: options.ClassColumns = None,
@@ -64,7 +65,7 @@ def evaluate(
     from boxcal.app.cli.evaluate import run
 
     declared = options.declared_of(scores, label, classes, ignore, labels_as)
-    run(file, calibrator=calibrator, declared=declared, url=url, as_json=as_json)
+    run(file, labels, calibrator=calibrator, declared=declared, url=url, as_json=as_json)
 
 
 cli.command()(compare)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,21 +12,17 @@ from rich.table import Table
 
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
-    Advance,
     escape,
     messages,
-    naming,
     plain_table,
     progress_bar,
     screen,
     show_warnings,
     write_json,
 )
-from boxcal.app.cli.settings import read_settings
+from boxcal.app.cli.validation import read_checked
 
 if TYPE_CHECKING:
-    from boxcal.app.tables.labels import Declared
-    from boxcal.calibrators.data import ValidationSet
     from boxcal.calibrators.evaluation.comparison import MethodComparison
 
 WIDEST = 1000
@@ -54,6 +48,7 @@ def compare(
     ] = None,
     markdown: Annotated[Path | None, typer.Option(help="Save the table to this file (Markdown).")] = None,
     csv: Annotated[Path | None, typer.Option(help="Save all numbers to this file (CSV).")] = None,
+    labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
     classes: options.ClassColumns = None,
@@ -72,15 +67,22 @@ def compare(
         if name != "auto":
             parse(name)  # a mistyped name is told before a large file is read
     wanted = {reads_of_methods()[name] for name in methods} if methods else {FEATURES}
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("reading") as advance:
-        fitted_to, names = _read(file, Path(folder) / "validation", advance, wanted, declared=declared)
-        judged_on = None
-        if test is not None:
-            place = Path(folder) / "test"
-            judged_on, _ = _read(test, place, advance, wanted, declared=declared, classes=names)
+    with progress_bar("reading") as advance:
+        fitted_to = read_checked(file, labels, advance, wanted, declared=declared)
+        judged_on = (
+            None
+            if test is None
+            else read_checked(test, None, advance, wanted, declared=declared, classes=fitted_to.classes)
+        )
+    for path, read in ((file, fitted_to), (test, judged_on)):
+        if path is not None and read is not None:
+            show_warnings(read.warnings, path)
     with progress_bar("comparing") as advance:
         comparison = comparing.compare_methods(
-            methods or comparing.PAPERS_METHODS, fitted_to, judged_on, progress=advance
+            methods or comparing.PAPERS_METHODS,
+            fitted_to.data,
+            None if judged_on is None else judged_on.data,
+            progress=advance,
         )
     for path, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
         if path is not None:
@@ -90,34 +92,6 @@ def compare(
         write_json(comparison.to_dict())
     else:
         _show(comparison)
-
-
-def _read(
-    file: Path,
-    folder: Path,
-    advance: Advance,
-    wanted: set[str],
-    *,
-    declared: Declared,
-    classes: Sequence[str] | None = None,
-) -> tuple[ValidationSet, list[str] | None]:
-    """Read a file, its columns in the order of `classes`, and show what is wrong with its data."""
-    from boxcal.app.fitting.worker.reading import extras_of, read_validation_data
-    from boxcal.calibrators.checks import check_data
-    from boxcal.calibrators.data import check_validation_set
-
-    folder.mkdir()
-    with naming(file):
-        data = read_validation_data(
-            file, folder, read_settings(), advance, reads=wanted, declared=declared, classes=classes
-        )
-    extras, notes = extras_of(data, wanted, read_settings())
-    for note in notes:
-        messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
-    logits, labels = data.arrays()
-    checked = check_validation_set(logits, labels, **extras, **data.grouping)
-    show_warnings(data.notes + [one.to_dict() for one in check_data(checked)], file)
-    return checked, data.classes
 
 
 def _show(comparison: MethodComparison) -> None:

@@ -1,6 +1,5 @@
 """`boxcal evaluate`: how well calibrated a model is on labelled data, as it is and with a calibrator."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,12 @@ from boxcal.app.cli.output import (
     write_json,
 )
 from boxcal.app.cli.predict import version_of
-from boxcal.app.cli.settings import read_settings
+from boxcal.app.cli.validation import read_checked
 from boxcal.app.client import BoxcalClient
-from boxcal.app.fitting.worker.reading import extras_of, holds_images, read_validation_data
+from boxcal.app.fitting.worker.reading import holds_images
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.checks import check_data
-from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
@@ -39,7 +37,15 @@ SIGNIFICANT = 0.05
 Floats = npt.NDArray[Any]
 
 
-def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | None, as_json: bool) -> None:
+def run(
+    file: Path,
+    labels: Path | None,
+    *,
+    calibrator: str | None,
+    declared: Declared,
+    url: str | None,
+    as_json: bool,
+) -> None:
     """Judge the plain softmax and, where there is one, the calibrator, by every metric with its interval."""
     if url is not None and holds_images(file):
         raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
@@ -49,29 +55,11 @@ def run(file: Path, *, calibrator: str | None, declared: Declared, url: str | No
         else ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
     )
     wanted = set() if loaded is None else {loaded.reads}
-    with (
-        naming(file),
-        tempfile.TemporaryDirectory(prefix="boxcal-") as folder,
-        progress_bar("reading") as advance,
-    ):
-        data = read_validation_data(
-            file,
-            Path(folder),
-            read_settings(),
-            advance,
-            reads=wanted,
-            declared=declared,
-            classes=_classes(loaded, url),
-        )
-        extras, notes = extras_of(data, wanted, read_settings())
-        logits, labels = data.arrays()
-        checked = check_validation_set(logits, labels, **extras, **data.grouping)
-        columns, warnings = data.columns, data.notes
-        warnings += [one.to_dict() for one in check_data(checked)]
+    with progress_bar("reading") as advance:
+        read = read_checked(file, labels, advance, wanted, declared=declared, classes=_classes(loaded, url))
+    checked, columns, warnings = read.data, read.columns, read.warnings
     with naming(file):
         name, probabilities, predicted = _calibrated(checked, loaded, calibrator, url)
-    for note in notes:
-        messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
 
     def judged(rows: Any, labels: Floats | None = None) -> Evaluation:
         return judge(outcomes(rows, checked.labels, labels, checked.units, weights=checked.weights))

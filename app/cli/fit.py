@@ -26,6 +26,7 @@ from boxcal.app.cli.output import (
     show_warnings,
     write_json,
 )
+from boxcal.app.cli.validation import joined
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,10 +70,7 @@ def fit(
             min=0.001, max=3600, help="Processor seconds after which `auto` begins no further method."
         ),
     ] = 120.0,
-    labels: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
-    ] = None,
+    labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
     classes: options.ClassColumns = None,
@@ -83,16 +81,15 @@ def fit(
 ) -> None:
     """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
     declared = options.declared_of(scores, label, classes, ignore, labels_as)
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
-        if labels is not None:
-            file = _packed(file, labels, Path(folder))
+    with joined(file, labels) as source:
         if url is None:
-            fitted = _here(file, method, budget_seconds, declared)
+            with naming(file):
+                fitted = _here(source, method, budget_seconds, declared)
         elif classes is not None:
             raise UsageError("--classes names columns where there is no model; the service has one")
         else:
             fitted = _through_service(
-                file,
+                source,
                 url,
                 method=method,
                 activate=activate,
@@ -131,19 +128,6 @@ def _page(fitted: FinishedFit) -> bytes:
     return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
-def _packed(file: Path, labels: Path, folder: Path) -> Path:
-    """Pack a `.npy` of scores and one of labels into one `.npz`."""
-    import numpy as np
-
-    try:
-        arrays = {"logits": np.load(file), "labels": np.load(labels)}
-    except (ValueError, EOFError) as error:
-        raise UsageError(f"{file} and {labels} must be .npy arrays of numbers: {error}") from error
-    packed = folder / "validation.npz"
-    np.savez(packed, **arrays)
-    return packed
-
-
 def _here(file: Path, method: str, budget_seconds: float, declared: Declared) -> FinishedFit:
     from boxcal.app.cli.settings import read_settings
     from boxcal.app.fitting.worker.reading import fit_file
@@ -151,11 +135,7 @@ def _here(file: Path, method: str, budget_seconds: float, declared: Declared) ->
 
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
-    with (
-        naming(file),
-        tempfile.TemporaryDirectory(prefix="boxcal-") as folder,
-        progress_bar("fitting") as advance,
-    ):
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
         fitted = fit_file(
             file,
             Path(folder),
@@ -186,7 +166,7 @@ def _through_service(file: Path, url: str, **asked: Any) -> FinishedFit:
 
 
 def _candidates_table(candidates: Sequence[dict[str, Any]]) -> Table:
-    table = plain_table("candidate", "parameters", "cross-validated NLL", "weight", "compared")
+    table = plain_table("candidate", "parameters", "cross-validated NLL", "weight", "status")
     for one in candidates:
         nll = "" if one["nll"] is None else f"{one['nll']:.4f}"
         weight = f"{one['weight']:.2f}" if one["weight"] else ""

@@ -45,8 +45,10 @@ ValidationFile = Annotated[
         "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
     ),
 ]
-
-
+Labels = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Labels in `.npy`, where FILE is a `.npy` of logits."),
+]
 Scores = Annotated[
     Literal["logits", "probabilities", "percent"] | None,
     typer.Option(help="What the scores of the file are. Default: as they are named, else logits."),

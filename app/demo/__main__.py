@@ -107,7 +107,8 @@ Matrix = npt.NDArray[np.float64]
 def main() -> None:
     """Run the demo; exit codes are those of the command line."""
     parser = ArgumentParser(prog="python -m boxcal.app.demo", description=__doc__)
-    url = os.environ.get("BOXCAL_URL", DEFAULT_URL)
+    port = os.environ.get("BOXCAL_PORT")  # as `make serve` was given it
+    url = os.environ.get("BOXCAL_URL") or (f"http://127.0.0.1:{port}" if port else DEFAULT_URL)
     parser.add_argument("--url", default=url, help="address of the service (default: %(default)s)")
     arguments = parser.parse_args()
     try:

@@ -218,7 +218,9 @@ def compare_methods(
                 groups = [whole.rows(kept) for kept in _all_but_one(target, folds, seed)]
             else:
                 whole, groups = _answers(method, validation, test, folds=folds, seed=seed, progress=part)
-        except MissingDataError as error:
+        except (MissingDataError, InvalidDataError) as error:
+            if method == BASELINE:  # not the method, the data are the reason
+                raise
             left_out[method] = str(error)
             continue
         seconds = time.perf_counter() - started

@@ -153,6 +153,34 @@ def test_evaluate_without_a_calibrator_says_what_chance_would_give(
     assert document["metrics"]["ece_width"]["p_value"] < 0.05  # four times as sure as it should be
 
 
+def test_labels_in_a_file_of_their_own_are_read_as_in_one(
+    boxcal: Boxcal, validation_file: Path, tmp_path: Path
+) -> None:
+    scores, labels = tmp_path / "scores.npy", tmp_path / "labels.npy"
+    with np.load(validation_file) as arrays:
+        own = arrays["labels"].copy()
+        np.save(scores, arrays["logits"])
+    np.save(labels, own)
+
+    def metrics(command: str, *files: object) -> Any:
+        method = () if command == "evaluate" else ("--method", "ts")
+        found = boxcal(command, *files, *method, "--json").json
+        if command == "compare":
+            return [row["metrics"] for row in found["methods"]]
+        return found.get("report", found)["metrics"]
+
+    for command in ("fit", "evaluate", "compare"):
+        assert metrics(command, scores, "--labels", labels) == metrics(command, validation_file), command
+    own[3] = 12
+    np.save(labels, own)
+    for command in ("fit", "evaluate", "compare"):
+        ended = boxcal(command, scores, "--labels", labels)
+        assert ended.code == 2
+        assert f"{scores}: labels[3] is 12" in " ".join(ended.stderr.split())
+    ended = boxcal("evaluate", validation_file, "--labels", labels)
+    assert (ended.code, f"{validation_file} is an .npz" in ended.stderr) == (2, True)
+
+
 def test_the_service_named_by_the_environment_is_used(
     boxcal: Boxcal, image: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,12 +94,20 @@ def test_a_service_that_is_not_there(boxcal: Boxcal, image: Path) -> None:
 
 
 def test_the_demo_says_how_to_name_another_address() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    demo = [sys.executable, "-m", "boxcal.app.demo", "--url", url]
-    ended = subprocess.run(demo, check=False, capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith(f"demo: cannot reach {url}/")
-    assert "--url or BOXCAL_URL" in ended.stderr
+    port = free_port()
+    demo = [sys.executable, "-m", "boxcal.app.demo"]
+    named = {"BOXCAL_URL": f"http://127.0.0.1:{port}"}
+    for options, environment in (
+        (["--url", *named.values()], {}),
+        ([], named),
+        ([], {"BOXCAL_PORT": str(port)}),
+    ):
+        ended = subprocess.run(
+            [*demo, *options], check=False, capture_output=True, text=True, env=os.environ | environment
+        )
+        assert ended.returncode == 1
+        assert ended.stderr.startswith(f"demo: cannot reach http://127.0.0.1:{port}/")
+        assert "--url or BOXCAL_URL" in ended.stderr
 
 
 def test_a_fit_that_fails_is_work_that_failed(

@@ -38,6 +38,13 @@ def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodC
     assert "features" in comparison.left_out["fc"]
 
 
+def test_a_method_that_does_not_take_so_many_classes_is_named() -> None:
+    found = compare_methods(["ts", "polynomial"], data(200, 1, classes=41), data(100, 2, classes=41), folds=2)
+    assert [row.method for row in found.rows] == ["uncalibrated", "ts"]
+    assert found.left_out.keys() == {"polynomial"}
+    assert "at most 40, not 41" in found.left_out["polynomial"]
+
+
 def test_the_base_of_every_method_is_a_method() -> None:
     assert {base_of(name) for name in methods()} <= {"", *methods()}
     assert base_of("mix+ts") == "ts"
