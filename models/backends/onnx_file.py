@@ -151,7 +151,7 @@ class Sessions:
 
     def __init__(self, file: OnnxFile, path: Path, device: str) -> None:
         self.device = "cpu"
-        resolved = None if _is_cpu(device) else _cuda(device)
+        resolved = None if is_cpu(device) else _cuda(device)
         if resolved is not None:
             onnxruntime.preload_dlls()  # CUDA's libraries come with torch
             provider = (CUDA, {"device_id": str(resolved.index or 0)})
@@ -172,7 +172,7 @@ class Sessions:
         return usable_cores() if self.device == "cpu" else 1
 
 
-def _is_cpu(device: str) -> bool:
+def is_cpu(device: str) -> bool:
     """Whether passes run on the CPU, as far as that is known without torch."""
     if device != "auto":
         return device == "cpu"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,13 @@ def _load(
     """Load a model; each family imports what it needs."""
     family, _, rest = spec.partition(":")
     if spec == "digits":
-        try:
-            from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            if error.name != "torch":
-                raise
-            from boxcal.models.backends.onnx_backbone import load_digits_onnx  # noqa: PLC0415
+        from boxcal.models.backends.onnx_backbone import load_digits_onnx  # noqa: PLC0415
+        from boxcal.models.backends.onnx_file import is_cpu  # noqa: PLC0415
 
-            return load_digits_onnx(labels=labels, device=device, precision=precision)
+        if precision == "float32" and (is_cpu(device) or find_spec("torch") is None):
+            return load_digits_onnx(labels=labels, device=device)
+        from boxcal.models.backends.digits import load_digits  # noqa: PLC0415
+
         return load_digits(labels=labels, device=device, precision=precision)
     if family == "torchvision" and rest:
         from boxcal.models.backends.torchvision_models import load_torchvision  # noqa: PLC0415

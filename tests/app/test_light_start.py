@@ -1,4 +1,4 @@
-"""A server of an ONNX model, or of logits alone, never loads torch, nor the libraries of fits and tables."""
+"""A server of an ONNX model, as `digits` is, or of logits alone loads no torch, and no library of fits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
+from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.files import npy
 from tests.app.fitting.service import Service
 from tests.app.running import NPY
@@ -50,4 +51,13 @@ def test_predictions_and_calibrations_with_bounds_need_no_torch(tmp_path: Path) 
         bounded(client.post("/predict", json={"inputs": tensors, "options": options}))
         for path in ("/model", "/calibrators", "/metrics", "/health/ready", "/v2/models/m.onnx"):
             client.get(path)
+        assert not heavy_libraries(service)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_default_model_needs_no_torch_where_it_is_installed(tmp_path: Path) -> None:
+    images = load_digits_split().test.levels[:3]
+    with Service(tmp_path, model="digits") as service:
+        answer = service.client.post("/predict", content=npy(images), headers=NPY)
+        assert answer.status_code == 200, answer.text
         assert not heavy_libraries(service)

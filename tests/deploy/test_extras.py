@@ -25,13 +25,15 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 HEAVY = {"torch", "numba", "scipy", "sklearn", "fastapi", "uvicorn", "sqlalchemy", "onnxruntime", "PIL"}
 
 HIDE = """
-import sys
+import importlib.util, sys
 hidden = set(sys.argv[1].split())
 class Hidden:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name: None if name in hidden else find(name)
 """
 
 CLIENT = """

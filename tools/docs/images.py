@@ -40,7 +40,7 @@ def main() -> None:
     (IMAGES / "digit.png").write_bytes(split.test.png(SHOWN_DIGIT))
     (IMAGES / "bounds.svg").write_bytes(bounds_image())
     (IMAGES / "monitoring-evidence.svg").write_bytes(evidence_image())
-    logits = load_backbone("digits", device="cpu")(torch.from_numpy(split.validation.levels))
+    logits = load_backbone("digits", device="cpu")(split.validation.levels)
     method = fit("auto", logits, split.validation.labels).method
     report = cross_fitted_report(method, logits, split.validation.labels)
     (IMAGES / "reliability.svg").write_bytes(reliability_svg(report.to_dict()))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import torch
 from playwright.sync_api import Page, expect, sync_playwright
 
 from boxcal.app.client import BoxcalClient
@@ -44,7 +43,7 @@ MOST_ROUNDS = 20
 
 def write(part: Digits, backbone: Backbone, path: Path) -> None:
     """Write the logits and labels of a part of the digits."""
-    np.savez(path, logits=backbone(torch.from_numpy(part.levels)).numpy(), labels=part.labels)
+    np.savez(path, logits=backbone(part.levels), labels=part.labels)
 
 
 def prepare(url: str, folder: Path) -> None:

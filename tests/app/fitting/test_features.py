@@ -37,10 +37,10 @@ def backbone() -> OpenBackbone:
 
 @pytest.fixture(scope="module")
 def arrays(backbone: OpenBackbone) -> dict[str, Floats]:
-    inputs = torch.from_numpy(SPLIT.validation.levels[:COUNT])
+    inputs = SPLIT.validation.levels[:COUNT]
     return {
-        "logits": backbone(inputs).numpy(),
-        "features": backbone.features(inputs).numpy(),
+        "logits": np.asarray(backbone(inputs)),
+        "features": np.asarray(backbone.features(inputs)),
         "labels": SPLIT.validation.labels[:COUNT],
     }
 

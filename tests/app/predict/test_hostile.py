@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +25,8 @@ from boxcal.app.predict.lanes import BatchSizer
 from boxcal.models.digits_data import Digits
 from boxcal.models.inputs import decoding
 from tests.app.raising import raises_problem
-from tests.app.running import JSON, NPY, PNG, Service
+from tests.app.running import JSON, NPY, PNG, Service, running
+from tests.models.files import write_onnx
 from tests.pauses import PAUSES
 from tools.hostile.bodies import MIB, json_bodies, npy, png, progressive_jpeg
 
@@ -204,16 +206,16 @@ def test_logits_of_the_backbone_that_are_not_finite_are_a_failure_of_the_service
     assert "NaN or infinity" in caplog.text
 
 
-def test_inputs_on_which_the_model_overflows_are_no_failure_of_the_service(
-    service: Service, digits: Digits
-) -> None:
-    values = digits.levels[:2].copy()
-    values[1, 0, 3, 4] = 3e38
-    refused = httpx.post(f"{service.url}/predict", content=npy(values), headers=NPY)
-    assert refused.status_code == 422
-    assert "whose value at [1, 0, 3, 4] is 3e+38" in refused.json()["detail"]
-    inputs = {"inputs": [{"tensor": sample.tolist()} for sample in values]}
-    assert httpx.post(f"{service.url}/predict", json=inputs).status_code == 422
+def test_inputs_on_which_the_model_overflows_are_no_failure_of_the_service(tmp_path: Path) -> None:
+    values = np.ones((2, 3, 4, 4), np.float32)
+    values[1, 0] = 1e38
+    values[1, 0, 3, 1] = 3e38
+    with running(tmp_path, model=f"onnx:{write_onnx(tmp_path / 'linear.onnx')}") as service:
+        refused = httpx.post(f"{service.url}/predict", content=npy(values), headers=NPY)
+        assert refused.status_code == 422
+        assert "whose value at [1, 0, 3, 1] is 3e+38" in refused.json()["detail"]
+        inputs = {"inputs": [{"tensor": sample.tolist()} for sample in values]}
+        assert httpx.post(f"{service.url}/predict", json=inputs).status_code == 422
 
 
 def test_one_stall_teaches_little_and_is_forgotten() -> None:
