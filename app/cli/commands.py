@@ -80,8 +80,9 @@ def monitor(
             exists=True,
             dir_okay=False,
             readable=True,
-            help="`.npz`, `.parquet` or `.csv` with logits (or probabilities) and label, empty or -1 where "
-            "it is not known; the rows are sorted by a column time, where there is one.",
+            help="`.npz`, `.parquet`, `.arrow` or `.csv` with label, empty or -1 where it is unknown, and "
+            "logits, probabilities or one column per class; a column time, where there is one, gives the "
+            "order.",
         ),
     ],
     *,
@@ -99,12 +100,26 @@ def monitor(
         bool, typer.Option("--refit", help="Replay also refits, duels, activations and rollbacks.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Save a plot to this file (.svg or .png).")] = None,
+    scores: options.Scores = None,
+    label: options.LabelColumn = None,
+    classes: options.ClassColumns = None,
+    ignore: options.Ignored = None,
+    labels_as: options.LabelsAs = None,
     as_json: options.Json = False,
 ) -> None:
     """Replay a log of predictions and labels, and test whether the calibration still holds."""
     from boxcal.app.cli.monitor import run
 
-    run(file, calibrator=calibrator, validation=validation, refit=refit, plot=plot, as_json=as_json)
+    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    run(
+        file,
+        calibrator=calibrator,
+        validation=validation,
+        refit=refit,
+        plot=plot,
+        declared=declared,
+        as_json=as_json,
+    )
 
 
 cli.command()(inspect)

@@ -6,10 +6,11 @@ Reads a log of predictions for `boxcal monitor`: `.npz` or a table, labelled whe
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,20 +27,31 @@ from boxcal.app.cli.output import (
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of
 from boxcal.app.monitoring.records import NONE, entries
-from boxcal.app.tables.columns import SCORES
+from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
 from boxcal.app.tables.kinds import START_BYTES, check_tables_package, table_kind
+from boxcal.app.tables.labels import (
+    Declared,
+    as_indices,
+    check_shape,
+    clean,
+    integer_of,
+    refuse_matrix,
+)
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.scores import as_logits
+from boxcal.calibrators.scores import LOGITS, ScoreLook, as_logits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Array = np.ndarray[Any, Any]
 
 UNLABELLED = -1
-Columns = Mapping[str, Any]
+TIME = "time"
 
 
 @dataclass(frozen=True)
@@ -49,116 +61,155 @@ class PredictionLog:
     logits: Array  # (N, K) float64
     labels: Array  # (N,) int64; `UNLABELLED` where no label is known
     times: Array | None  # (N,) float64, or None where the file has none
+    classes: Sequence[str] | None  # The names of the classes; None where nothing names them
 
 
-def read(path: Path) -> PredictionLog:
-    """Read a log and sort it by time, where there is one."""
-    with path.open("rb") as file:
+def read(path: Path, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
+    """Read a log and sort it by time, where there is one; `classes`: the names of a calibrator."""
+    with naming(path), path.open("rb") as file:
         kind = "npz" if file.peek(2)[:2] == b"PK" else table_kind(file.peek(START_BYTES)[:START_BYTES])
         if kind is None:
-            raise UsageError(f"{path} is no .npz, .parquet, .arrow or .csv file")
-        with naming(path):
-            return _checked(path, _npz(file) if kind == "npz" else _table(file, kind))
+            raise InvalidUpload("The file is no .npz, .parquet, .arrow, .csv or .json of records.")
+        return _npz(file, declared, classes) if kind == "npz" else _table(file, kind, declared, classes)
 
 
-def _npz(file: IO[bytes]) -> Columns:
+def _npz(file: IO[bytes], declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
     try:
         with np.load(file, allow_pickle=False) as archive:
-            return {("label" if name == "labels" else name): archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidUpload(f"The file is no readable .npz: {error}.") from error
+    scores = [name for name in SCORES if name in arrays]
+    label = next((name for name in ("labels", LABEL) if name in arrays), None)
+    if len(scores) != 1 or label is None:
+        shown = ", ".join(f"`{name:.50}`" for name in list(arrays)[:20]) or "no arrays"
+        raise InvalidUpload(f"The .npz needs `labels`, and `logits` or `probabilities`; it holds {shown}.")
+    rows = arrays[scores[0]]
+    if rows.ndim != 2 or rows.shape[1] < 2 or not len(rows) or rows.dtype.kind not in "fiu":
+        raise InvalidUpload(
+            f"`{scores[0]}` must hold numbers (N, K), got {rows.dtype} of shape {rows.shape}."
+        )
+    check_shape(arrays[label].shape)
+    refuse_matrix(arrays[label])
+    kind = kind_of(scores[0], declared)
+    classes = declared.classes if classes is None else tuple(classes)
+    return _log(rows, kind, arrays[label].ravel(), arrays.get(TIME), replace(declared, classes=classes))
 
 
-def _table(file: IO[bytes], kind: str) -> Columns:
+def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
     check_tables_package()
     from boxcal.app.tables.formats import BATCH_ROWS, open_table, readable  # noqa: PLC0415 - arrays need neither
-    from boxcal.app.tables.values import lists_of  # noqa: PLC0415 - as above
+    from boxcal.app.tables.values import scores_of_batch  # noqa: PLC0415 - as above
 
+    scores, labels, times = list[Array](), list[Any](), list[Any]()
     with readable(kind):
         table = open_table(file, kind)
-        names = [name for name in table.names if name in (*SCORES, "label", "labels", "time")]
-        if not set(names) & set(SCORES):
-            shown = ", ".join(f"`{name:.50}`" for name in table.names[:20])
-            raise InvalidUpload(
-                f"The table has the columns {shown}; it needs `logits` or `probabilities`, a list a row."
-            )
-        found: dict[str, list[Any]] = {name: [] for name in names}
-        count = 0
-        for batch in table.batches(names, (), BATCH_ROWS):
-            for name in names:
-                column = batch.column(name)
-                found[name].extend(lists_of(column, name, count) if name in SCORES else column.to_pylist())
-            count += len(batch)
-    if not count:
+        label = declared.label or next((name for name in (LABEL, "labels") if name in table.names), LABEL)
+        has_times = TIME in table.names and TIME not in declared.ignore
+
+        def names_of_labels(name: str) -> list[str]:
+            batches = table.batches([name], (), BATCH_ROWS)
+            found = {str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)}
+            names = {clean(one) if (number := integer_of(one)) is None else str(number) for one in found}
+            return sorted(names if names == {"-1", "1"} else names - {"-1"})
+
+        columns = choose_columns(
+            [name for name in table.names if name != TIME],
+            classes,
+            replace(declared, label=label),
+            label_values=names_of_labels,
+            texts=table.texts,
+        )
+        read = [*columns.names, label, *([TIME] if has_times else ())]
+        numbers = () if columns.is_list else columns.names
+        for batch in table.batches(read, numbers, BATCH_ROWS):
+            width = scores[0].shape[1] if scores else 0
+            scores.append(scores_of_batch(batch, columns, len(labels), width))
+            labels += _cells(batch, label)
+            times += batch.column(TIME).to_pylist() if has_times else ()
+    if not scores:
         raise InvalidUpload("The table has no rows.")
-    return {("label" if name == "labels" else name): value for name, value in found.items()}
+    names = None if columns.classes is None else tuple(columns.classes)
+    known = replace(declared, classes=names)
+    return _log(np.concatenate(scores), columns.kind, labels, times if has_times else None, known)
 
 
-def _checked(path: Path, columns: Columns) -> PredictionLog:
-    scores = [name for name in SCORES if name in columns]
-    if len(scores) != 1 or "label" not in columns:
-        raise UsageError(
-            f"{path} has the columns {', '.join(columns) or 'none'}; it needs label, and logits or"
-            " probabilities"
-        )
-    rows = _rows(path, scores[0], columns[scores[0]])
-    rows, _ = as_logits(rows, scores[0])
-    labels = _numbers(path, "label", columns["label"], UNLABELLED)
-    wrong_labels = np.flatnonzero(
-        (labels != np.floor(labels)) | (labels < UNLABELLED) | (labels >= rows.shape[1])
-    )
-    if len(wrong_labels):
-        place = wrong_labels[0]
-        raise UsageError(
-            f"{path}, row {place}: label {labels[place]:g} is not one of {rows.shape[1]} classes"
-        )
-    times = _numbers(path, "time", columns["time"], np.nan) if "time" in columns else None
-    if len(labels) != len(rows) or (times is not None and len(times) != len(rows)):
-        raise UsageError(f"{path} has {len(rows):,} rows of {scores[0]}, but {len(labels):,} labels")
-    if times is None:
-        return PredictionLog(rows, labels.astype(np.int64), None)
-    if np.isnan(times).any():
-        raise UsageError(f"{path}, row {np.flatnonzero(np.isnan(times))[0]}: the time is missing")
-    order = np.argsort(times, kind="stable")
-    return PredictionLog(rows[order], labels[order].astype(np.int64), times[order])
-
-
-def _rows(path: Path, name: str, values: Any) -> Array:
-    try:
-        rows = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
-    except (TypeError, ValueError):
-        raise UsageError(f"{path}: the rows of {name} are not numbers of one length") from None
-    if rows.ndim != 2 or rows.shape[1] < 2 or not len(rows):
-        raise UsageError(f"{path}: {name} has shape {rows.shape}, not (N, K)")
+def _log(rows: Array, kind: str, labels: Any, times: Any, declared: Declared) -> PredictionLog:
+    """Check scores (N, K) of a kind, labels and times, and sort them by time."""
+    for name, values in (("labels", labels), (TIME, times)):
+        if values is not None and len(values) != len(rows):
+            raise InvalidUpload(f"`{kind}` has {len(rows):,} rows, but `{name}` has {len(values):,} values.")
+    rows = rows.astype(np.float64)
     if not np.isfinite(rows).all():
-        raise UsageError(f"{path}, row {np.argwhere(~np.isfinite(rows))[0, 0]}: {name} are not finite")
-    return rows
+        row, column = np.argwhere(~np.isfinite(rows))[0]
+        raise InvalidUpload(f"{kind}[{row}, {column}] is {rows[row, column]}; every value must be finite.")
+    if kind == LOGITS and declared.scores is None and (refusal := ScoreLook.of([rows]).refusal(LOGITS)):
+        raise InvalidUpload(refusal)
+    logits, _ = as_logits(rows, kind)
+    indices, classes = _indices(labels, declared, logits.shape[1]), declared.classes
+    if times is None:
+        return PredictionLog(logits, indices, None, classes)
+    seconds = _seconds(times)
+    order = np.argsort(seconds, kind="stable")
+    return PredictionLog(logits[order], indices[order], seconds[order], classes)
 
 
-def _numbers(path: Path, name: str, values: Any, missing: float) -> Array:
-    """Read a column of numbers or, of times, of dates in ISO 8601; empty cells are missing."""
-    array = np.asarray(values)
-    if array.dtype.kind in "iuf":
-        found = array.astype(np.float64)
-        return np.where(np.isnan(found), missing, found)
+def _cells(batch: pa.RecordBatch, label: str) -> list[Any]:
+    """List the labels of a batch of a table."""
+    column = batch.column(label)
+    if column.type.num_fields:
+        raise InvalidUpload(f"The column `{label}` must hold class indices or names, got {column.type}.")
+    cells: list[Any] = column.to_pylist()
+    return cells
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or cell == "" or cell != cell  # noqa: PLR0124 - as NaN is
+
+
+def _indices(labels: Any, declared: Declared, num_classes: int) -> Array:
+    """Turn labels (N,) into indices of classes; `UNLABELLED` where a cell is empty, NaN or -1."""
+    classes = declared.classes
+    cells = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    unknown = () if classes is not None and "-1" in classes else (-1, "-1")
+    known = np.array([not (_is_missing(cell) or cell in unknown) for cell in cells])
+    if not known.any():
+        return np.full(len(cells), UNLABELLED)
+    one = cells[known.argmax()]
+    filled = np.array([cell if there else one for cell, there in zip(cells, known, strict=True)])
+    indices = as_indices(filled, classes, labels_as=declared.labels_as)
+    wrong = np.flatnonzero((indices < 0) | (indices >= num_classes))
+    if wrong.size:
+        raise InvalidUpload(
+            f"labels[{wrong[0]}] is {indices[wrong[0]]}; class indices go from 0 to {num_classes - 1}, and "
+            "-1 stands for no label."
+        )
+    return np.where(known, indices, UNLABELLED)
+
+
+def _seconds(times: Any) -> Array:
+    """Turn times (N,), numbers or dates in ISO 8601, into numbers."""
+    array = np.asarray(times)
     if array.dtype.kind == "M":
-        return array.astype("datetime64[us]").astype(np.float64) / 1e6
-    numbers = np.empty(len(array))
-    for place, cell in enumerate(values.tolist() if isinstance(values, np.ndarray) else values):
+        array = array.astype("datetime64[us]").astype(np.float64) / 1e6
+    found = np.empty(len(array))
+    for row, cell in enumerate(array.tolist()):
+        if _is_missing(cell):
+            raise InvalidUpload(f"{TIME}[{row}] is missing.")
         try:
-            numbers[place] = missing if cell is None or cell == "" else float(cell)
+            found[row] = float(cell)
         except (TypeError, ValueError):
-            if name != "time":
-                raise UsageError(f"{path}, row {place}: {name} {cell!r} is no number") from None
-            numbers[place] = _date(path, place, cell)
-    return numbers
+            found[row] = _date(cell, row)
+    return found
 
 
-def _date(path: Path, place: int, cell: Any) -> float:
+def _date(cell: Any, row: int) -> float:
+    """Turn a date, in UTC unless it says otherwise, into seconds."""
     try:
-        return float(np.datetime64(cell, "us").astype(np.int64)) / 1e6
+        date = datetime.fromisoformat(str(cell))
     except ValueError:
-        raise UsageError(f"{path}, row {place}: time {cell!r} is no number and no date of ISO 8601") from None
+        raise InvalidUpload(f"{TIME}[{row}] is {cell!r:.100}, no number and no date of ISO 8601.") from None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 MARKED = {DecisionKind.ALARM: "strict alarm", DecisionKind.ACTIVATED: "activation"}
@@ -173,15 +224,17 @@ def run(
     validation: Path | None,
     refit: bool,
     plot: Path | None,
+    declared: Declared,
     as_json: bool,
 ) -> None:
     """Replay, save the plot, and show the numbers."""
     if plot is not None and plot.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"{plot} is no .svg or .png file")
-    log = read(file)
+    loaded = None if calibrator is None else ArrayCalibrator.from_bytes(calibrator.read_bytes())
+    log = read(file, declared, None if loaded is None else loaded.classes)
     replay = Replay(
-        _calibrator(calibrator, log),
-        None if validation is None else _validation(validation, log),
+        _fitting(calibrator, loaded, log),
+        None if validation is None else _validation(validation, log, declared),
         refit=refit,
     )
     with progress_bar("replaying") as advance:
@@ -191,7 +244,7 @@ def run(
             raise UsageError(f"{file} has no labels to plot")
         plot.write_bytes(draw(replay.trace, "svg" if plot.suffix.lower() == ".svg" else "png"))
         messages.print(f"saved {escape(str(plot))}", soft_wrap=True)
-    document = replay.document(len(log.labels))
+    document = replay.document(log)
     if as_json:
         write_json(document)
     else:
@@ -278,22 +331,22 @@ class Replay:
         self.trace.strict.append(strict)
         self.trace.material.append(material)
 
-    def document(self, predictions: int) -> dict[str, Any]:
+    def document(self, log: PredictionLog) -> dict[str, Any]:
         """Give the numbers as the service does, and the decisions."""
         size = self.fold.num_classes
         decisions = [
             {"kind": one.kind.value, "at": one.at, "sentence": one.sentence, "evidence": dict(one.evidence)}
             for one in self.decisions
         ]
-        document = document_of(self.fold, [str(k) for k in range(size)])
-        return {"predictions": predictions, **document, "decisions": decisions}
+        document = document_of(self.fold, list(log.classes or map(str, range(size))))
+        return {"predictions": len(log.labels), **document, "decisions": decisions}
 
 
-def _calibrator(path: Path | None, log: PredictionLog) -> ArrayCalibrator:
+def _fitting(path: Path | None, loaded: ArrayCalibrator | None, log: PredictionLog) -> ArrayCalibrator:
+    """Give the calibrator of a log, none where none is named; UsageError if it is for other classes."""
     size = log.logits.shape[1]
-    if path is None:
+    if loaded is None:
         return ArrayCalibrator.uncalibrated(size)
-    loaded = ArrayCalibrator.from_bytes(path.read_bytes())
     if loaded.reads != "logits" or loaded.num_classes != size:
         raise UsageError(
             f"{path} reads {loaded.reads} of {loaded.num_classes} classes, but the log has logits of {size}"
@@ -301,8 +354,8 @@ def _calibrator(path: Path | None, log: PredictionLog) -> ArrayCalibrator:
     return loaded
 
 
-def _validation(path: Path, log: PredictionLog) -> PredictionLog:
-    found, size = read(path), log.logits.shape[1]
+def _validation(path: Path, log: PredictionLog, declared: Declared) -> PredictionLog:
+    found, size = read(path, declared, log.classes), log.logits.shape[1]
     if found.logits.shape[1] != size:
         raise UsageError(f"{path} has {found.logits.shape[1]} classes, but the log has {size}")
     if (found.labels == UNLABELLED).all():

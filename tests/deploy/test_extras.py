@@ -196,7 +196,7 @@ def test_a_command_without_its_extra_says_what_to_install(tmp_path: Path) -> Non
 def test_a_table_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
     table = tmp_path / "v.csv"
     table.write_text("a,b,label\n" + "0.5,0.5,a\n" * 30)
-    for command in (["fit", str(table)], ["monitor", str(table), "--calibrator", str(table)]):
+    for command in (["fit", str(table)], ["monitor", str(table)]):
         done = run("onnx", COMMAND.format(arguments=command))
         assert done.returncode == 2
         said = " ".join(done.stderr.split())

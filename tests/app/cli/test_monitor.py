@@ -64,15 +64,17 @@ def test_every_form_of_the_log_gives_the_same_numbers(boxcal: Boxcal, log: Path,
     labels: list[int | None] = [None if label < 0 else int(label) for label in columns["labels"]]
     table = {"logits": columns["logits"].tolist(), "label": labels, "time": columns["time"].tolist()}
     parquet.write_table(pa.table(table), tmp_path / "log.parquet")
+    with pa.ipc.new_file(tmp_path / "log.arrow", pa.table(table).schema) as writer:
+        writer.write_table(pa.table(table))
     with (tmp_path / "log.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["time", "logits", "label"])
         for time, row, label in zip(table["time"], table["logits"], labels, strict=True):
             writer.writerow(
-                [np.datetime64(int(time * 10), "s"), json.dumps(row), "" if label is None else label]
+                [f"{np.datetime64(int(time * 10), 's')}Z", json.dumps(row), "" if label is None else label]
             )
     expected = boxcal("monitor", log, "--json").json
-    for name in ("log.parquet", "log.csv"):
+    for name in ("log.parquet", "log.arrow", "log.csv"):
         found = boxcal("monitor", tmp_path / name, "--json").json
         for part in (expected, found):
             part["diagnosis"]["began_at"] = None
@@ -82,6 +84,40 @@ def test_every_form_of_the_log_gives_the_same_numbers(boxcal: Boxcal, log: Path,
     assert found["alarms"]["strict"]["log_evidence"] == pytest.approx(
         expected["alarms"]["strict"]["log_evidence"], rel=0.01
     )
+
+
+def test_a_table_has_a_column_per_class_as_other_commands_read_it(
+    boxcal: Boxcal, log: Path, tmp_path: Path
+) -> None:
+    """Named labels, empty where there is none; columns in another order; a number and a text left out."""
+    data, names = arrays(log), ["cat", "dog", "fox", "hen", "owl"]
+    path = tmp_path / "log.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["time", "id", "latency", *(f"p_{name}" for name in reversed(names)), "truth"])
+        for time, row, label in zip(data["time"], softmax(data["logits"]), data["labels"], strict=True):
+            told = "" if label < 0 else names[label]
+            writer.writerow([time, f"a{time}", 3.5, *map(repr, row[::-1].tolist()), told])
+    refused = boxcal("monitor", path, "--label", "truth")
+    assert refused.code == 2
+    assert "'latency' holds numbers, and no label names it. Leave it out with --ignore latency" in " ".join(
+        refused.stderr.split()
+    )
+    declared = ("--label", "truth", "--ignore", "latency", "--scores", "probabilities")
+    found = boxcal("monitor", path, *declared, "--json").json
+    expected = boxcal("monitor", log, "--json").json
+    assert (found["labels"], found["predictions"]) == (expected["labels"], ROWS)
+    evidence = [one["alarms"]["strict"]["log_evidence"] for one in (found, expected)]
+    assert evidence[0] == pytest.approx(evidence[1], rel=0.01)
+    known = data["labels"] >= 0
+    skewed = data["logits"] + np.arange(5.0)  # its offsets belong to the right columns, or the NLL is far off
+    calibrator = fit("vector", skewed[known], data["labels"][known]).on_arrays
+    saved, named = tmp_path / "vector.safetensors", tmp_path / "named.safetensors"
+    saved.write_bytes(calibrator.to_bytes())
+    named.write_bytes(calibrator.named(names).to_bytes())
+    found = boxcal("monitor", path, *declared, "--calibrator", named, "--json").json["metrics"]["nll"]
+    expected = boxcal("monitor", log, "--calibrator", saved, "--json").json["metrics"]["nll"]
+    assert found == pytest.approx(expected, rel=0.01)
 
 
 def test_refits_are_replayed(boxcal: Boxcal, log: Path) -> None:
@@ -126,15 +162,21 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"logits": [[0.0, 1.0]]}, "has the columns logits; it needs label"),
-        ({"logits": [[0.0, 1.0]], "label": [2]}, "row 0: label 2 is not one of 2 classes"),
-        ({"logits": [[0.0, 1.0]], "label": [0.5]}, "row 0: label 0.5 is not one of 2 classes"),
-        ({"logits": [[0.0, np.nan]], "label": [0]}, "row 0: logits are not finite"),
-        ({"logits": [0.0, 1.0], "label": [0, 1]}, "logits has shape (2,), not (N, K)"),
+        ({"logits": [[0.0, 1.0]]}, "needs `labels`, and `logits` or `probabilities`; it holds `logits`."),
+        ({"logits": [[0.0, 9.0]], "label": [2]}, "labels[0] is 2; class indices go from 0 to 1, and -1"),
+        ({"logits": [[0.0, 9.0]], "label": [0.5]}, "labels[0] is 0.5; class indices are integers"),
+        ({"logits": [[0.0, np.nan]], "label": [0]}, "logits[0, 1] is nan; every value must be finite"),
+        ({"logits": [0.0, 1.0], "label": [0, 1]}, "must hold numbers (N, K), got float64 of shape (2,)"),
+        ({"logits": [[0.2, 0.8]] * 9, "labels": [0] * 9}, "`logits` look like probabilities"),
         ({"probabilities": [[0.5, 0.6]], "label": [0]}, "probabilities[0] sums to 1.1; the probabilities"),
-        ({"logits": [[0.0, 1.0]], "label": [0, 1]}, "has 1 rows of logits, but 2 labels"),
-        ({"logits": [[0.0, 1.0]], "label": ["cat"]}, "row 0: label 'cat' is no number"),
-        ({"logits": [[0.0, 1.0]], "label": [0], "time": [np.nan]}, "row 0: the time is missing"),
+        ({"logits": [[0.0, 9.0]], "label": [0, 1]}, "`logits` has 1 rows, but `labels` has 2 values"),
+        ({"logits": [[0.0, 9.0]], "label": [[0, 1]]}, "which looks like a one-hot encoding"),
+        ({"logits": [[0.0, 9.0]], "label": ["cat"]}, "labels[0] is 'cat', the class names are not known"),
+        ({"logits": [[0.0, 9.0]], "label": [0], "time": [np.nan]}, "time[0] is missing"),
+        (
+            {"logits": [[0.0, 9.0]], "label": [0], "time": ["noon"]},
+            "time[0] is 'noon', no number and no date",
+        ),
     ],
 )
 def test_what_is_no_log_is_refused(
@@ -150,14 +192,19 @@ def test_what_is_no_log_is_refused(
 def test_files_of_other_kinds_are_refused(boxcal: Boxcal, log: Path, tmp_path: Path) -> None:
     text = tmp_path / "log.txt"
     text.write_text("some words\n")
-    assert "is no .npz, .parquet, .arrow or .csv file" in boxcal("monitor", text).stderr
+    assert "is no .npz, .parquet, .arrow, .csv or .json of records" in boxcal("monitor", text).stderr
     empty = text.rename(tmp_path / "log.csv")
     empty.write_text("logits,label\n")
     assert "has no rows" in boxcal("monitor", empty).stderr
     empty.write_text("cat,dog,label\n0,1,1\n")
-    assert "the columns `cat`, `dog`, `label`; it needs `logits` or" in boxcal("monitor", empty).stderr
+    assert "The table needs a column `logits` or `probabilities`, or" in boxcal("monitor", empty).stderr
     empty.write_text("logits,label\nzero,1\n")
-    assert "logits[0] is 'zero', no list of numbers" in boxcal("monitor", empty).stderr
+    assert "logits[0] is 'zero'; it is a number" in boxcal("monitor", empty).stderr
+    lists = pa.table({"logits": [[0.0, 9.0]], "label": [[0, 1]]})
+    with pa.ipc.new_file(tmp_path / "lists.arrow", lists.schema) as writer:
+        writer.write_table(lists)
+    shown = boxcal("monitor", tmp_path / "lists.arrow").stderr
+    assert "The column `label` must hold class indices or names, got list<" in " ".join(shown.split())
     for name in ("broken.npz", "broken.parquet"):
         (tmp_path / name).write_bytes(b"PK")
         assert "is no readable" in boxcal("monitor", tmp_path / name).stderr
