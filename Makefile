@@ -141,7 +141,7 @@ dist: $(DEV) ## Build the wheel and the source archive of the last commit in dis
 	  SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --no-isolation --outdir dist "$$source"
 
 test-dist: dist ## Test the files of dist/ in environments without this checkout
-	DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/deploy/test_wheel.py
+	DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m "long or not long" tests/deploy/test_wheel.py
 
 notes: $(DEV) ## Write release/notes.md, the section of the version in CHANGELOG.md; checks TAG if it is set
 	mkdir -p release

@@ -136,6 +136,7 @@ def service(environment: Path, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.long
 def test_the_readmes_python_runs_against_the_installed_service(
     environment: Path, service: str, tmp_path: Path
 ) -> None:
