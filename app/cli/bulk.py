@@ -1,4 +1,4 @@
-"""`boxcal predict SOURCE --output FILE.parquet`: a folder of images or a Parquet file, in parts.
+"""`boxcal predict SOURCE --output FILE.parquet`: a folder of images or a table, in parts.
 
 Threads read, run the model and calibrate side by side; this one keeps the results in the order of the source.
 Each part is written whole. A run that was stopped continues with the first part that is missing, if the
@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock, Semaphore
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,16 +31,18 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
-from boxcal.app.cli.output import Advance, UsageError, messages, progress_bar
+from boxcal.app.cli.output import Advance, UsageError, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
+from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.inputs.base import Samples
+from boxcal.models.loading.specifications import LogitsOnly
 
 ROWS = 5000
 """Rows of features or logits of a task; the model runs on all of them at once."""
@@ -73,23 +75,47 @@ class Task:
 class Source:
     """All rows, in tasks."""
 
-    rows: int  # How many there are
+    rows: int  # How many there are; 0 where the file does not say
     size: int  # Rows of a task; the last ones of a file or row group may be fewer
     per_part: int  # Tasks whose results are kept together
     tasks: Iterator[Task]  # In the order of the output
     digest: str  # Of the names, sizes and times of the files: another one if a file has changed
 
 
-def source_of(
-    path: Path, backbone: Backbone, calibrator: ArrayCalibrator, settings: Settings, run: Run
-) -> Source:
-    """Open a folder of images, or a Parquet file of features, texts, logits or probabilities."""
+@dataclass(frozen=True)
+class Loaded:
+    """What predicts."""
+
+    backbone: Backbone
+    calibrator: ArrayCalibrator
+    settings: Settings
+
+    @classmethod
+    def of(cls, source: Path, calibrator: str | None, declared: Declared) -> Self:
+        """Load the model of the settings; a table of scores needs none where a calibrator is named."""
+        settings = read_settings()
+        is_named = "model" in settings.model_fields_set
+        if calibrator is not None and not source.is_dir() and not is_named:
+            own = ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
+            if own.reads == "logits" and own.input_shift is None:
+                return cls(
+                    LogitsOnly(own.classes or declared.classes or [str(k) for k in range(own.num_classes)]),
+                    own,
+                    settings,
+                )
+        backbone = BackboneSource.of(settings).load()
+        return cls(backbone, calibrator_of(calibrator, backbone.labels), settings)
+
+
+def source_of(path: Path, loaded: Loaded, declared: Declared, run: Run) -> Source:
+    """Open a folder of images, or a table of features, texts, logits or probabilities."""
+    backbone, calibrator, settings = loaded.backbone, loaded.calibrator, loaded.settings
     given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
     if path.is_dir():
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
         return _images(path, backbone, limits.MAX_PIXELS, size, run)
     _, digest = _sizes_of(path.parent, [path.name])
-    file = RowFile(path, backbone)
+    file = RowFile(path, backbone, declared)
     if file.has_samples and backbone.inputs.kind == "texts":
         return _rows(file, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
     if file.has_samples:
@@ -167,28 +193,37 @@ REPEATED = ["label", "index"]
 """Columns with few different values."""
 
 
-def run(source: Path, output: Path, *, lower: Bound, upper: Bound, calibrator: str | None) -> int:
+def run(
+    source: Path,
+    output: Path,
+    *,
+    lower: Bound,
+    upper: Bound,
+    calibrator: str | None,
+    declared: Declared = NOTHING,
+) -> int:
     """Predict everything in the source, and write the label and the probabilities of each row.
 
     Returns the number of rows.
     """
-    settings = read_settings()
-    backbone = BackboneSource.of(settings).load()
-    loaded = calibrator_of(calibrator, backbone.labels)
+    found = Loaded.of(source, calibrator, declared)
+    backbone, loaded = found.backbone, found.calibrator
     bounds = bounds_of(lower, upper, backbone.labels)
-    opened = source_of(source, backbone, loaded, settings, _model(backbone, loaded))
+    with naming(source):
+        opened = source_of(source, found, declared, _model(backbone, loaded))
     identity = {
         "source": [str(source.absolute()), opened.digest],
         "model": backbone.fingerprint,
         "labels": backbone.labels,
         "calibrator": hashlib.sha256(loaded.to_bytes()).hexdigest(),
         "bounds": [lower, upper],
+        "declared": asdict(declared),
         "part": [opened.size, opened.per_part],
     }
     folder = output.with_name(output.name + ".parts")
     _prepare(folder, json.dumps(identity, sort_keys=True))
     answers = _Answers(loaded, bounds, backbone.labels)
-    with progress_bar("predicting") as advance, ExitStack() as stack:
+    with naming(source), progress_bar("predicting") as advance, ExitStack() as stack:
         pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="bulk")
         stack.callback(pool.shutdown, cancel_futures=True)
         count = _write(folder, opened, _results(opened, folder, answers, pool), advance)
@@ -271,7 +306,7 @@ def _write(folder: Path, source: Source, results: Iterator[Result], advance: Adv
         nonlocal count
         for rows, table in results:
             count += rows
-            advance(count / max(1, source.rows), f"{count:,} rows")
+            advance(count / max(count, source.rows), f"{count:,} rows")
             yield table
 
     tables, number = counted(), 0

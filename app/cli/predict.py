@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from boxcal.app.cli.options import CalibratorName, Json, Url
+from boxcal.app.cli.options import (
+    CalibratorName,
+    ClassColumns,
+    Ignored,
+    Json,
+    LabelColumn,
+    Scores,
+    Url,
+    declared_of,
+)
 from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 
 if TYPE_CHECKING:
@@ -29,7 +38,8 @@ def predict(
             metavar="SOURCE...",
             exists=True,
             readable=True,
-            help="Images; with --output, a folder or a `.parquet` of features, texts or logits.",
+            help="Images; with --output, a folder of them or a table (`.parquet`, `.arrow`, `.csv`) of "
+            "logits, probabilities, features or texts.",
         ),
     ],
     *,
@@ -49,10 +59,14 @@ def predict(
         typer.Option(
             "--output",
             "-o",
-            help="Write the predictions of a folder of images, or of a `.parquet` of logits, probabilities "
-            "or features, to this `.parquet`. A run that was stopped continues.",
+            help="Write the predictions of a folder or of a table, in its order, to this `.parquet`. A run "
+            "that was stopped continues. With a calibrator, a table of scores needs no model.",
         ),
     ] = None,
+    scores: Scores = None,
+    label: LabelColumn = None,
+    classes: ClassColumns = None,
+    ignore: Ignored = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:
@@ -62,10 +76,11 @@ def predict(
     bounds = {"lower": read_bounds("lower", lower or ()), "upper": read_bounds("upper", upper or ())}
     if output is not None:
         if len(images) != 1 or url is not None:
-            raise UsageError("--output takes one folder or one .parquet, and no --url")
+            raise UsageError("--output takes one folder or one table, and no --url")
         from boxcal.app.cli import bulk
 
-        rows = bulk.run(images[0], output, **bounds, calibrator=calibrator)
+        declared = declared_of(scores, label, classes, ignore, None)
+        rows = bulk.run(images[0], output, **bounds, calibrator=calibrator, declared=declared)
         if as_json:
             write_json({"rows": rows, "output": str(output)})
         return
@@ -74,7 +89,7 @@ def predict(
             raise UsageError(f"{image} is a folder; add --output FILE.parquet")
         if image.suffix in TABLES:
             raise UsageError(
-                f"{image} is a table, not an image. A `.parquet` is predicted by this machine with --output"
+                f"{image} is a table, not an image. A table is predicted by this machine with --output"
                 " FILE.parquet; a service takes rows at POST /predict"
             )
     if url is not None:

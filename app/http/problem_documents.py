@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -29,6 +28,7 @@ from boxcal.app.http.problems import (
     RouteNotFound,
     Unavailable,
     UnsupportedMediaType,
+    describe_validation,
 )
 from boxcal.app.http.scopes import ROUTES, Level, Requirement
 from boxcal.app.schemas.service import Problem
@@ -138,18 +138,6 @@ def document(problem: BoxcalError, request_id: str) -> bytes:
             "request_id": request_id,
         }
     )
-
-
-def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
-    """Describe the first pydantic error and quote the offending value."""
-    first = errors[0]
-    place = ".".join((*prefix, *(str(part) for part in first["loc"])))
-    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"]
-    message = f"{place}: {wrong}"
-    if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
-        message += f", got {first['input']!r:.200}"
-    more = len(errors) - 1
-    return message + (f" (and {more} more)" if more else "") + "."
 
 
 def complete(document: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import builtins
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="boxcal"'}
 SOON, LATER = {"Retry-After": "1"}, {"Retry-After": "2"}
@@ -328,3 +328,15 @@ PROBLEMS: tuple[ProblemType, ...] = tuple(
 """Every problem, by status and type."""
 DEFECTS = (InternalError, BackboneFailed.default)
 """Problems whose detail the log repeats."""
+
+
+def describe_validation(errors: Sequence[Any], *prefix: str) -> str:
+    """Describe the first pydantic error and quote the offending value."""
+    first = errors[0]
+    place = ".".join((*prefix, *(str(part) for part in first["loc"])))
+    wrong = "Input should be an object" if first["type"] == "model_type" else first["msg"]
+    message = f"{place}: {wrong}"
+    if first["type"] != "missing" and isinstance(first.get("input"), str | int | float | bool | None):
+        message += f", got {first['input']!r:.200}"
+    more = len(errors) - 1
+    return message + (f" (and {more} more)" if more else "") + "."

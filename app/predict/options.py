@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from boxcal.app.http.problem_documents import describe_validation
-from boxcal.app.http.problems import InvalidBounds, InvalidParameter
+from boxcal.app.http.problems import InvalidBounds, InvalidParameter, describe_validation
 from boxcal.app.tables.labels import integer_of, names_are_integers
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.operator.constants import sum_tolerance

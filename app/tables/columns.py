@@ -268,10 +268,9 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]
     missing = [name for name in wanted if name not in others]
     for name in others:
         if name not in wanted:
-            advice = f"; leave it out with ignore={name:.100}" if not missing else ""
+            advice = f"Missing: {missing[0]!r:.100}." if missing else f"Leave it out with ignore={name:.100}."
             raise InvalidUpload(
-                f"The column {name!r:.100} is no class of the model{hint(name, wanted) or '.'}"
-                + (f" Missing: {missing[0]!r:.100}." if missing else advice)
+                f"The column {name!r:.100} is no class of the model{hint(name, wanted) or '.'} {advice}"
             )
     if missing:
         raise InvalidUpload(

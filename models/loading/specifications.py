@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.backbone import Backbone
@@ -20,17 +20,22 @@ MAX_CLASSES = 1_000_000
 
 
 class LogitsOnly:
-    """The labels of a model that runs elsewhere.
-
-    `size`: K in decimal digits; empty to take it from the labels.
-    """
+    """The labels of a model that runs elsewhere."""
 
     device = "cpu"
     preprocessing = None
     input_shape: tuple[int, ...] = ()
     passes = 1
 
-    def __init__(self, size: str, *, labels: Path | None) -> None:
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = tuple(labels)
+        self.name = f"logits:{len(self.labels)}"
+        self.fingerprint = hashlib.sha256(self.name.encode()).hexdigest()
+        self.inputs: Inputs = NoInputs()
+
+    @classmethod
+    def of(cls, size: str, labels: Path | None) -> Self:
+        """Take K from `size`, decimal digits, or where it is empty from the labels."""
         if not size and labels is None:
             raise BackboneError(
                 "BOXCAL_MODEL=logits needs the labels of the classes (BOXCAL_LABELS) or their number, as in "
@@ -43,14 +48,8 @@ class LogitsOnly:
                 f"A model of {digits!r:.50} classes: K in logits:K is a number from 2 to {MAX_CLASSES:,}."
             )
         num_classes = int(digits[:9])
-        self.labels = (
-            tuple(map(str, range(num_classes)))
-            if found is None
-            else check_labels(found, num_classes, str(labels))
-        )
-        self.name = f"logits:{num_classes}"
-        self.fingerprint = hashlib.sha256(self.name.encode()).hexdigest()
-        self.inputs: Inputs = NoInputs()
+        indices = map(str, range(num_classes))
+        return cls(tuple(indices) if found is None else check_labels(found, num_classes, str(labels)))
 
     @property
     def num_classes(self) -> int:
@@ -134,7 +133,7 @@ def _load(
     if family in WITH_WEIGHTS and rest:
         return _load_path(family, Path(rest), labels, device, precision, optimize=optimize)
     if family == "logits" and (rest or spec == "logits"):
-        return LogitsOnly(rest, labels=labels)
+        return LogitsOnly.of(rest, labels)
     raise BackboneError(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
 
 

@@ -212,11 +212,15 @@ def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path
     labels = (logits / 2 + random.gumbel(size=logits.shape)).argmax(axis=1)
     file, fitted = tmp_path / "v.npz", tmp_path / "c.safetensors"
     np.savez(file, logits=logits, labels=labels)
+    new, output = tmp_path / "new.csv", tmp_path / "out.parquet"
+    np.savetxt(new, logits, delimiter=",", header="0,1,2,3", comments="")
+    predict = ["predict", str(new), "--calibrator", str(fitted), "--output", str(output), "--json"]
     for command, shown in (
         (["fit", str(file), "--output", str(fitted), "--method", "ts+pb"], "0 ties"),
         (["evaluate", str(file), "--calibrator", str(fitted)], "NLL"),
         (["compare", str(file), "--method", "ts"], "ts"),
         (["monitor", str(file), "--calibrator", str(fitted)], "300"),
+        (predict, '"rows": 300'),
     ):
         done = run("calibrators", COMMAND.format(arguments=command))
         assert done.returncode == 0, done.stderr

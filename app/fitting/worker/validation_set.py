@@ -450,13 +450,11 @@ def check_size(sizes: dict[str, int], max_bytes: int) -> None:
         raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
 
 
-def log_probabilities(block: Array, first: int = 0) -> Array:
-    """Return the logarithms of probabilities (n, K), the first row of which has the number `first`."""
-    return logits_of(block, PROBABILITIES, first)[0]
-
-
 def logits_of(block: Array, kind: str, first: int) -> tuple[Array, int]:
-    """Do the same for scores of a kind, and count the rows whose sums were remarkably far from 1."""
+    """Turn scores (n, K) of a kind into logits, and count the rows whose sums were remarkably far from 1.
+
+    `first`: number of the first row, for messages.
+    """
     try:
         return as_logits(block, kind, first)
     except InvalidDataError as error:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,10 +17,11 @@ from scipy.special import softmax
 from boxcal.app.cli import bulk
 from boxcal.app.cli.output import UsageError
 from boxcal.app.fitting.worker.reading import RowFile
-from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators import Bounds, Calibrator, fit
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading import load_backbone
+from tests.app.cli.conftest import Boxcal
 
 LOGITS = np.random.default_rng(3).normal(size=(50, 3)) * 4
 
@@ -131,11 +133,58 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_allclose(found["probabilities"], expected[order], atol=1e-5)
 
 
+def test_a_table_of_scores_is_predicted_by_the_calibrator_that_was_fitted_to_one(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No model is named: the classes are those of the calibrator, whatever the order of the columns."""
+    monkeypatch.delenv("BOXCAL_MODEL")
+    random = np.random.default_rng(0)
+    names, shares = ["cat", "dog", "owl"], softmax(LOGITS * 2.0, axis=1)
+    labels = (LOGITS + random.gumbel(size=LOGITS.shape)).argmax(axis=1)
+
+    def table(order: list[int], **others: list[Any]) -> pa.Table:
+        return pa.table({f"p_{names[k]}": shares[:, k] for k in order} | others)
+
+    fitted_to = tmp_path / "validation.csv"
+    pacsv.write_csv(table([0, 1, 2], label=[names[k] for k in labels]), fitted_to)
+    saved = tmp_path / "calibrator.safetensors"
+    assert boxcal("fit", fitted_to, "--scores", "probabilities", "--method", "vector", "-o", saved).code == 0
+    expected = ArrayCalibrator.from_bytes(saved.read_bytes())(np.log(shares))
+    new = table([2, 0, 1], id=[f"r{row}" for row in range(50)], truth=labels.tolist())
+    for suffix in ("csv", "arrow", "parquet"):
+        given, output = tmp_path / f"new.{suffix}", tmp_path / f"{suffix}.out.parquet"
+        if suffix == "csv":
+            pacsv.write_csv(new, given)
+        elif suffix == "parquet":
+            pq.write_table(new, given)
+        else:
+            with pa.ipc.new_file(given, new.schema) as file:
+                file.write_table(new)
+        command = ("predict", given, "--calibrator", saved, "--output", output)
+        refused = boxcal(*command, "--label", "truth")
+        assert refused.code == 2
+        assert "look like probabilities" in refused.stderr
+        refused = boxcal(*command, "--scores", "probabilities")
+        assert refused.code == 2
+        assert "'truth' is no class of the model. Leave it out with --ignore truth" in " ".join(
+            refused.stderr.split()
+        )
+        done = boxcal(*command, "--scores", "probabilities", "--label", "truth")
+        assert done.code == 0, done.stderr
+        found = pq.read_table(output).to_pydict()
+        np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+        assert found["label"] == [names[k] for k in expected.argmax(axis=1)]
+
+
 def test_wrong_sources_are_refused(tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
     wide = source(tmp_path, logits=[[1.0, 2.0, 3.0, 4.0]])
-    with pytest.raises(InvalidUpload, match="set BOXCAL_MODEL=logits:4"):
+    with pytest.raises(UsageError, match=r"in.parquet: The rows .* set BOXCAL_MODEL=logits:4, or name a cal"):
         bulk.run(wide, tmp_path / "out.parquet", **arguments)
+    words = tmp_path / "words.txt"
+    words.write_text("some words\n")
+    with pytest.raises(UsageError, match=r"words.txt: The file is no folder of images, and no .parquet"):
+        bulk.run(words, tmp_path / "out.parquet", **arguments)
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(UsageError, match="has no images or rows"):
