@@ -94,15 +94,16 @@ class Loaded:
     def of(cls, source: Path, calibrator: str | None, declared: Declared) -> Self:
         """Load the model of the settings; a table of scores needs none where a calibrator is named."""
         settings = read_settings()
-        is_named = "model" in settings.model_fields_set
-        if calibrator is not None and not source.is_dir() and not is_named:
+        if not source.is_dir() and "model" not in settings.model_fields_set:
+            if calibrator is None:
+                raise UsageError(
+                    f"for a table, as {source} is, name the calibrator with --calibrator, or the model with "
+                    "BOXCAL_MODEL (logits:K for scores of K classes)"
+                )
             own = ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
             if own.reads == "logits" and own.input_shift is None:
-                return cls(
-                    LogitsOnly(own.classes or declared.classes or [str(k) for k in range(own.num_classes)]),
-                    own,
-                    settings,
-                )
+                classes = own.classes or declared.classes or [str(k) for k in range(own.num_classes)]
+                return cls(LogitsOnly(classes), own, settings)
         backbone = BackboneSource.of(settings).load()
         return cls(backbone, calibrator_of(calibrator, backbone.labels), settings)
 

@@ -111,6 +111,7 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
             batches = table.batches([name], (), BATCH_ROWS)
             found = {str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)}
             names = {clean(one) if (number := integer_of(one)) is None else str(number) for one in found}
+            # -1 stands for no label, but where the two classes are named -1 and 1.
             return sorted(names if names == {"-1", "1"} else names - {"-1"})
 
         columns = choose_columns(
@@ -233,7 +234,7 @@ def run(
     loaded = None if calibrator is None else ArrayCalibrator.from_bytes(calibrator.read_bytes())
     log = read(file, declared, None if loaded is None else loaded.classes)
     replay = Replay(
-        _fitting(calibrator, loaded, log),
+        _calibrator_for(log, calibrator, loaded),
         None if validation is None else _validation(validation, log, declared),
         refit=refit,
     )
@@ -342,8 +343,8 @@ class Replay:
         return {"predictions": len(log.labels), **document, "decisions": decisions}
 
 
-def _fitting(path: Path | None, loaded: ArrayCalibrator | None, log: PredictionLog) -> ArrayCalibrator:
-    """Give the calibrator of a log, none where none is named; UsageError if it is for other classes."""
+def _calibrator_for(log: PredictionLog, path: Path | None, loaded: ArrayCalibrator | None) -> ArrayCalibrator:
+    """Check the calibrator of a file against a log; `uncalibrated` where none is named."""
     size = log.logits.shape[1]
     if loaded is None:
         return ArrayCalibrator.uncalibrated(size)

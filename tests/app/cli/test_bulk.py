@@ -150,6 +150,11 @@ def test_a_table_of_scores_is_predicted_by_the_calibrator_that_was_fitted_to_one
     saved = tmp_path / "calibrator.safetensors"
     assert boxcal("fit", fitted_to, "--scores", "probabilities", "--method", "vector", "-o", saved).code == 0
     expected = ArrayCalibrator.from_bytes(saved.read_bytes())(np.log(shares))
+    unnamed = boxcal("predict", fitted_to, "--output", tmp_path / "out.parquet")
+    assert unnamed.code == 2
+    assert "name the calibrator with --calibrator, or the model with BOXCAL_MODEL" in " ".join(
+        unnamed.stderr.split()
+    )
     new = table([2, 0, 1], id=[f"r{row}" for row in range(50)], truth=labels.tolist())
     for suffix in ("csv", "arrow", "parquet"):
         given, output = tmp_path / f"new.{suffix}", tmp_path / f"{suffix}.out.parquet"

@@ -120,6 +120,17 @@ def test_a_table_has_a_column_per_class_as_other_commands_read_it(
     assert found == pytest.approx(expected, rel=0.01)
 
 
+def test_minus_one_is_a_class_where_the_other_is_one(boxcal: Boxcal, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    score = np.round(random.normal(size=600), 3)
+    label = np.where(score + random.logistic(size=600) > 0, 1, -1)
+    rows = "".join(f"{-one},{one},{name}\n" for one, name in zip(score / 2, label, strict=True))
+    (tmp_path / "two.csv").write_text("-1,1,label\n" + rows)
+    found = boxcal("monitor", tmp_path / "two.csv", "--json").json
+    assert found["labels"] == 600
+    assert found["metrics"]["error_rate"] == pytest.approx((np.sign(score) != label).mean(), abs=0.01)
+
+
 def test_refits_are_replayed(boxcal: Boxcal, log: Path) -> None:
     found = boxcal("monitor", log, "--json", "--refit").json
     kinds = [one["kind"] for one in found["decisions"]]
