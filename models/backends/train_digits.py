@@ -9,6 +9,7 @@ round differently and the weights drift apart. `--check` trains anew and says wh
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import sys
 
@@ -16,12 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from torchvision.models.vision_transformer import VisionTransformer
 
-from boxcal.models.backends.digits import HEADS, LAYERS, PATCH, WEIGHTS, WIDTH, DigitsTransformer
+from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
 from boxcal.models.backends.onnx_backbone import DIGITS as GRAPH
 from boxcal.models.backends.onnx_backbone import FEATURES
-from boxcal.models.digits_data import DIGIT_SIDE, LABELS, Digits, load_digits_split
+from boxcal.models.digits_data import DIGIT_SIDE, Digits, load_digits_split
 
 SEED = 0
 EPOCHS = 150
@@ -38,28 +38,12 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * min(1.0, step / WARM_UP_STEPS) * max(FLOOR, decay)
 
 
-def torchvisions_network() -> VisionTransformer:
-    """Build the network by torchvision, with random weights, for inputs of `DigitsTransformer` in [-1, 1]."""
-    network = VisionTransformer(
-        image_size=DIGIT_SIDE,
-        patch_size=PATCH,
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        hidden_dim=WIDTH,
-        mlp_dim=2 * WIDTH,
-        num_classes=len(LABELS),
-    )
-    network.conv_proj = nn.Conv2d(1, WIDTH, kernel_size=PATCH, stride=PATCH)  # one grey channel, not three
-    return network
-
-
 def train(digits: Digits) -> DigitsTransformer:
     """Minimise the cross-entropy on `digits` by Adam; the same weights every time."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    network = DigitsTransformer()
     torch.manual_seed(SEED)
-    network.load_state_dict(torchvisions_network().state_dict())
+    network = DigitsTransformer()
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
     inputs, labels = torch.from_numpy(digits.levels), torch.from_numpy(digits.labels)
     steps = EPOCHS * math.ceil(len(digits) / BATCH_SIZE)
@@ -105,12 +89,13 @@ class WithFeatures(nn.Module):
 
     def __init__(self, network: DigitsTransformer) -> None:
         super().__init__()
-        self.network = network
+        self.heads, self.body = network.heads, copy.deepcopy(network)
+        self.body.heads = nn.Sequential()
 
     def forward(self, levels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (N, 10) and features (N, D) of levels (N, 1, 8, 8)."""
-        features = self.network.features(levels)
-        return self.network.heads(features), features
+        features = self.body(levels)
+        return self.heads(features), features
 
 
 def export(network: DigitsTransformer) -> None:

@@ -8,8 +8,7 @@ from scipy.special import softmax
 from sklearn import datasets
 
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
-from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer, load_digits
-from boxcal.models.backends.torch_backbone import load_into, read_weights
+from boxcal.models.backends.digits import load_digits
 from boxcal.models.digits_data import DigitLevels, DigitsSplit, load_digits_split
 from boxcal.models.loading.specifications import load_backbone
 
@@ -60,17 +59,6 @@ def test_the_network_is_decent_and_overconfident(digits: Backbone, split: Digits
         accuracy = (probabilities.argmax(1) == part.labels).mean()
         assert accuracy > 0.92
         assert probabilities.max(1).mean() > accuracy + 0.03
-
-
-def test_the_network_is_torchvisions_vision_transformer(split: DigitsSplit) -> None:
-    from boxcal.models.backends.train_digits import torchvisions_network
-
-    theirs, ours = torchvisions_network().eval(), DigitsTransformer().eval()
-    load_into(theirs, read_weights(WEIGHTS), WEIGHTS)
-    load_into(ours, read_weights(WEIGHTS), WEIGHTS)
-    levels = torch.from_numpy(split.test.levels)
-    with torch.inference_mode():
-        assert torch.equal(ours(levels), theirs(levels / 8 - 1))
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
 from tests.app.fitting.service import Service
 
 USED = (
-    "boxcal.app.server", "boxcal.models.backends.digits", "boxcal.calibrators.operator.cpu_loops",
+    "boxcal.app.server", "boxcal.models.backends.onnx_backbone", "boxcal.calibrators.operator.cpu_loops",
     "scipy.linalg", "numba.typed", "numba.np.ufunc", "numpy.ctypeslib",
 )  # fmt: skip
 """What a service imports until it is ready."""
