@@ -17,7 +17,7 @@ PATCH = 2
 WIDTH = 64
 
 
-class DigitsTransformer(VisionTransformer):
+class DigitsTransformer(VisionTransformer):  # type: ignore[misc]
     """A small ViT-B/16 (https://arxiv.org/abs/2010.11929): 16 patches of 2 × 2 pixels, 2 layers of width 64.
 
     It maps the grey levels 0 to 16 of the data set, float (N, 1, 8, 8), to logits (N, 10).

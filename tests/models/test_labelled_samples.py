@@ -329,6 +329,7 @@ def test_bulk_prediction_of_tables(
     monkeypatch.setattr(bulk, "ROWS", 20)
     monkeypatch.setattr(bulk, "TEXTS", 20)
     monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: backbone)
+    monkeypatch.setenv("BOXCAL_MODEL", "onnx:model.onnx")
     frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
     source.write_bytes(as_parquet(frame.assign(id=1)))
     assert bulk.run(source, output, lower=None, upper=None, calibrator=None) == COUNT
