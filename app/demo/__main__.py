@@ -104,12 +104,16 @@ SHOWN = {
 Matrix = npt.NDArray[np.float64]
 
 
+def address() -> str:
+    """Return BOXCAL_URL, or where `make serve` listens with the same environment."""
+    port = os.environ.get("BOXCAL_PORT")
+    return os.environ.get("BOXCAL_URL") or (f"http://127.0.0.1:{port}" if port else DEFAULT_URL)
+
+
 def main() -> None:
     """Run the demo; exit codes are those of the command line."""
     parser = ArgumentParser(prog="python -m boxcal.app.demo", description=__doc__)
-    port = os.environ.get("BOXCAL_PORT")  # as `make serve` was given it
-    url = os.environ.get("BOXCAL_URL") or (f"http://127.0.0.1:{port}" if port else DEFAULT_URL)
-    parser.add_argument("--url", default=url, help="address of the service (default: %(default)s)")
+    parser.add_argument("--url", default=address(), help="address of the service (default: %(default)s)")
     arguments = parser.parse_args()
     try:
         with BoxcalClient(arguments.url, timeout=SECONDS) as client:

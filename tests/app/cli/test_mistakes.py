@@ -16,6 +16,7 @@ import pytest
 from boxcal.app.cli.output import UsageError
 from boxcal.app.cli.predict import read_bounds
 from boxcal.app.client import Fit, FitNotSucceededError
+from boxcal.app.demo.__main__ import address
 from boxcal.calibrators import Calibrator
 from tests.app.cli.conftest import Boxcal
 from tests.app.client.scripted import FIT
@@ -94,20 +95,30 @@ def test_a_service_that_is_not_there(boxcal: Boxcal, image: Path) -> None:
 
 
 def test_the_demo_says_how_to_name_another_address() -> None:
-    port = free_port()
-    demo = [sys.executable, "-m", "boxcal.app.demo"]
-    named = {"BOXCAL_URL": f"http://127.0.0.1:{port}"}
-    for options, environment in (
-        (["--url", *named.values()], {}),
-        ([], named),
-        ([], {"BOXCAL_PORT": str(port)}),
-    ):
-        ended = subprocess.run(
-            [*demo, *options], check=False, capture_output=True, text=True, env=os.environ | environment
-        )
-        assert ended.returncode == 1
-        assert ended.stderr.startswith(f"demo: cannot reach http://127.0.0.1:{port}/")
-        assert "--url or BOXCAL_URL" in ended.stderr
+    port = str(free_port())
+    demo, environment = [sys.executable, "-m", "boxcal.app.demo"], os.environ | {"BOXCAL_PORT": port}
+    ended = subprocess.run(demo, check=False, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"demo: cannot reach http://127.0.0.1:{port}/")
+    assert "--url or BOXCAL_URL" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "http://127.0.0.1:8000"),
+        ({"BOXCAL_PORT": "81"}, "http://127.0.0.1:81"),
+        ({"BOXCAL_PORT": "81", "BOXCAL_URL": "http://far:9"}, "http://far:9"),
+    ],
+)
+def test_the_demo_asks_the_service_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: str
+) -> None:
+    for name in ("BOXCAL_PORT", "BOXCAL_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert address() == expected
 
 
 def test_a_fit_that_fails_is_work_that_failed(
