@@ -36,7 +36,7 @@ class Started(Protocol):
 class Service:
     """`boxcal serve` over one data folder, at the same URL over restarts; `source` is another release.
 
-    Unless `has_torch` is set it runs as it does where torch is not installed, and starts in half the time.
+    Unless `has_torch` is set it runs as it does where torch is not installed.
     """
 
     has_torch = False
