@@ -34,11 +34,19 @@ from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, sc
 from boxcal.app.cli.output import Advance, UsageError, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
-from boxcal.app.fitting.worker.reading import RowFile
+from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
+from boxcal.app.tables.columns import LABEL, choose_columns
+from boxcal.app.tables.formats import BATCH_ROWS, open_table, readable
+from boxcal.app.tables.kinds import START_BYTES, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
+from boxcal.app.tables.sample_schema import TEXTS as TEXT_MEMBER
+from boxcal.app.tables.sample_schema import ModelInputs, tokens_of
+from boxcal.app.tables.scores import check_kind, logits_of
+from boxcal.app.tables.values import samples_of_batch, scores_of_batch
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
+from boxcal.calibrators.scores import LOGITS, ScoreLook
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.inputs.base import Samples
@@ -80,6 +88,69 @@ class Source:
     per_part: int  # Tasks whose results are kept together
     tasks: Iterator[Task]  # In the order of the output
     digest: str  # Of the names, sizes and times of the files: another one if a file has changed
+
+
+class RowFile:
+    """A table of scores, features or texts, read in parts; labels that it has are not read."""
+
+    def __init__(self, path: Path, backbone: Backbone, declared: Declared) -> None:
+        with path.open("rb") as file:
+            kind = table_kind(file.read(START_BYTES))
+        if kind is None:
+            raise InvalidUpload(
+                "The file is no folder of images, and no .parquet, .arrow, .csv or .json of records."
+            )
+        self._kind, self._backbone, self._samples = kind, backbone, ModelInputs.of(backbone)
+        with readable(kind):
+            self._table = open_table(path if kind == "parquet" else pa.OSFile(str(path)), kind)
+        names, label = self._table.names, declared.label or LABEL
+        own = () if self._samples is None else self._samples.table_columns
+        self.has_samples = bool(own) and set(own) <= set(names)
+        self.rows = self._table.rows or 0  # 0 where it does not say
+        self._names: Sequence[str] = own
+        self._numbers: Sequence[str] = ()
+        if not self.has_samples:
+            others = [name for name in names if name != label]
+            with readable(kind):
+                self._columns = choose_columns(
+                    [*others, label], backbone.labels, declared, texts=self._table.texts
+                )
+            self._names = self._columns.names
+            self._numbers = () if self._columns.is_list else self._columns.names
+            if declared.scores is None and self._columns.kind == LOGITS:
+                self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Refuse columns of logits that look like something else, by the first rows."""
+        with readable(self._kind):
+            for batch in islice(self._table.batches(self._names, self._numbers, BATCH_ROWS), 1):
+                rows = scores_of_batch(batch, self._columns, 0)
+                look = ScoreLook.of([rows[np.isfinite(rows).all(axis=1)]])
+                check_kind(look, is_single=self._columns.is_single)
+
+    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Any]]]:
+        """Yield the number of rows of each part, and a function that returns its rows.
+
+        A part has at most `size` rows; of CSV it has those of a block.
+        """
+        first = 0
+        with readable(self._kind):
+            for batch in self._table.batches(self._names, self._numbers, size):
+                yield len(batch), partial(self._read, batch, first)
+                first += len(batch)
+
+    def _read(self, batch: Any, first: int) -> Samples | Scores:
+        if self.has_samples and self._samples:
+            samples = samples_of_batch(batch, self._samples, first)
+            is_text = self._samples.member == TEXT_MEMBER
+            return tokens_of(samples.tolist(), self._backbone.inputs, first) if is_text else samples
+        values = scores_of_batch(batch, self._columns, first).astype(np.float64)
+        if values.shape[1] != self._backbone.num_classes:
+            raise InvalidUpload(
+                f"The rows have {values.shape[1]} numbers, the model has {self._backbone.num_classes} "
+                f"classes. Without a model, set BOXCAL_MODEL=logits:{values.shape[1]}, or name a calibrator."
+            )
+        return logits_of(values, self._columns.kind, first)[0]
 
 
 @dataclass(frozen=True)

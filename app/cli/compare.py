@@ -68,21 +68,15 @@ def compare(
             parse(name)  # a mistyped name is told before a large file is read
     wanted = {reads_of_methods()[name] for name in methods} if methods else {FEATURES}
     with progress_bar("reading") as advance:
-        fitted_to = read_checked(file, labels, advance, wanted, declared=declared)
-        judged_on = (
-            None
-            if test is None
-            else read_checked(test, None, advance, wanted, declared=declared, classes=fitted_to.classes)
-        )
-    for path, read in ((file, fitted_to), (test, judged_on)):
-        if path is not None and read is not None:
-            show_warnings(read.warnings, path)
+        sets = [read_checked(file, labels, advance, wanted, declared=declared)]
+        if test is not None:
+            names = sets[0].classes
+            sets.append(read_checked(test, None, advance, wanted, declared=declared, classes=names))
+    for path, one in zip((file, test), sets, strict=False):
+        show_warnings(one.warnings, path)
     with progress_bar("comparing") as advance:
         comparison = comparing.compare_methods(
-            methods or comparing.PAPERS_METHODS,
-            fitted_to.data,
-            None if judged_on is None else judged_on.data,
-            progress=advance,
+            methods or comparing.PAPERS_METHODS, *(one.data for one in sets), progress=advance
         )
     for path, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
         if path is not None:

@@ -33,17 +33,17 @@ from boxcal.app.tables.labels import (
     Declared,
     as_indices,
     check_shape,
-    clean,
-    integer_of,
+    label_names,
     refuse_matrix,
 )
+from boxcal.app.tables.scores import check_kind, finite_rows
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 from boxcal.calibrators.monitoring.stored_logits import pack
-from boxcal.calibrators.scores import LOGITS, ScoreLook, as_logits
+from boxcal.calibrators.scores import LOGITS, ScoreLook
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
         def names_of_labels(name: str) -> list[str]:
             batches = table.batches([name], (), BATCH_ROWS)
             found = {str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)}
-            names = {clean(one) if (number := integer_of(one)) is None else str(number) for one in found}
+            names = label_names(found)
             # -1 stands for no label, but where the two classes are named -1 and 1.
             return sorted(names if names == {"-1", "1"} else names - {"-1"})
 
@@ -132,21 +132,20 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
         raise InvalidUpload("The table has no rows.")
     names = None if columns.classes is None else tuple(columns.classes)
     known = replace(declared, classes=names)
-    return _log(np.concatenate(scores), columns.kind, labels, times if has_times else None, known)
+    rows, seconds = np.concatenate(scores), times if has_times else None
+    return _log(rows, columns.kind, labels, seconds, known, is_single=columns.is_single)
 
 
-def _log(rows: Array, kind: str, labels: Any, times: Any, declared: Declared) -> PredictionLog:
+def _log(
+    rows: Array, kind: str, labels: Any, times: Any, declared: Declared, *, is_single: bool = False
+) -> PredictionLog:
     """Check scores (N, K) of a kind, labels and times, and sort them by time."""
     for name, values in (("labels", labels), (TIME, times)):
         if values is not None and len(values) != len(rows):
             raise InvalidUpload(f"`{kind}` has {len(rows):,} rows, but `{name}` has {len(values):,} values.")
-    rows = rows.astype(np.float64)
-    if not np.isfinite(rows).all():
-        row, column = np.argwhere(~np.isfinite(rows))[0]
-        raise InvalidUpload(f"{kind}[{row}, {column}] is {rows[row, column]}; every value must be finite.")
-    if kind == LOGITS and declared.scores is None and (refusal := ScoreLook.of([rows]).refusal(LOGITS)):
-        raise InvalidUpload(refusal)
-    logits, _ = as_logits(rows, kind)
+    logits, _ = finite_rows(kind, rows.astype(np.float64), 0)
+    if kind == LOGITS and declared.scores is None:
+        check_kind(ScoreLook.of([logits]), is_single=is_single)
     indices, classes = _indices(labels, declared, logits.shape[1]), declared.classes
     if times is None:
         return PredictionLog(logits, indices, None, classes)

@@ -53,6 +53,11 @@ class Columns:
         return len(self.names) == 1 and not self.has_samples
 
     @property
+    def is_single(self) -> bool:
+        """Whether one column holds the score of the second of two classes."""
+        return self.is_list and self.names[0] not in SCORES
+
+    @property
     def has_samples(self) -> bool:
         """Whether the table holds what the model reads in place of logits."""
         return self.kind in (FEATURES, TEXTS)

@@ -49,6 +49,11 @@ def integer_of(name: str) -> int | None:
     return int(number) if number.is_integer() and abs(number) < EXACT else None
 
 
+def label_names(texts: Iterable[str]) -> set[str]:
+    """Give the labels that texts write: whole numbers without decimals."""
+    return {clean(text) if (number := integer_of(text)) is None else str(number) for text in texts}
+
+
 def are_indices(classes: Sequence[str]) -> bool:
     """Whether classes have no other names than their indices."""
     return list(classes) == [str(index) for index in range(len(classes))]

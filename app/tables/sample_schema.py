@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.tables.arrays import Array
 from boxcal.models import UnusableInput
+from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import Column, RowInputs
 from boxcal.models.inputs.texts import TextInputs
 
@@ -86,3 +88,13 @@ def naming_samples() -> Iterator[None]:
         yield
     except UnusableInput as error:
         raise InvalidUpload(str(error)) from error
+
+
+def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
+    """Turn texts into samples of a model."""
+    if not isinstance(inputs, TextInputs):
+        raise ValueError(inputs.refusal("text"))
+    try:
+        return inputs.of_texts(texts, first)
+    except UnusableInput as error:
+        raise ValueError(str(error)) from error

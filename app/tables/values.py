@@ -15,7 +15,7 @@ from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
 from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
-from boxcal.app.tables.labels import clean, integer_of
+from boxcal.app.tables.labels import label_names
 from boxcal.app.tables.sample_schema import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column
@@ -156,7 +156,7 @@ def distinct_labels(table: OpenTable, name: str) -> list[str]:
         values = label_values(batch.column(name), name, first)
         first += len(batch)
         found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
-    return sorted({clean(text) if (n := integer_of(text)) is None else str(n) for text in found})
+    return sorted(label_names(found))
 
 
 def _groups(column: Any, name: str, first: int) -> Array:

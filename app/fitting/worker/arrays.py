@@ -27,7 +27,6 @@ from boxcal.app.fitting.worker.validation_set import (
     check_count,
     check_size,
     keep_set,
-    stored_dtype,
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.settings import limits
@@ -35,6 +34,7 @@ from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_row
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.labels import check_shape, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
+from boxcal.app.tables.scores import stored_dtype
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import two_columns
 from boxcal.models import UnusableInput

@@ -178,10 +178,9 @@ def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) ->
         numbers = () if columns.is_list or columns.has_samples else columns.names
         arrays = arrays_of(table.batches(columns.read, numbers, BATCH_ROWS), columns, expected.inputs)
         known, own = (columns.classes, None) if columns.is_list else (expected.classes, columns.classes)
-        is_single = columns.is_list and columns.names[0] not in SCORES
         taken_for = columns.kind if declared.scores is None and columns.names[0] not in SCORES else None
         matched = FileColumns.matched(
-            known, own, kind=taken_for, is_single=is_single, left_out=columns.left_out
+            known, own, kind=taken_for, is_single=columns.is_single, left_out=columns.left_out
         )
         keep_set(folder, arrays, columns.kind, expected, columns=matched)
 

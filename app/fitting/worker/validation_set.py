@@ -28,13 +28,11 @@ from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
 from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
-from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
-from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import LOGITS, PROBABILITIES, SIGMOIDS, WHOLE, ScoreLook, as_logits
-from boxcal.models import UnusableInput
+from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, tokens_of
+from boxcal.app.tables.scores import check_kind, finite_rows, stored_dtype
+from boxcal.calibrators.scores import LOGITS, WHOLE, ScoreLook
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import RowInputs
-from boxcal.models.inputs.texts import TextInputs
 
 SAMPLES = "samples.blocks"
 
@@ -88,16 +86,6 @@ def kept_samples(folder: Path, inputs: Inputs, rows: int) -> Iterator[Array]:
                 else:
                     yield tokens_of(parts[0].tolist(), inputs, first)
                 first += len(parts[0])
-
-
-def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
-    """Turn texts into samples of a model."""
-    if not isinstance(inputs, TextInputs):
-        raise ValueError(inputs.refusal("text"))
-    try:
-        return inputs.of_texts(texts, first)
-    except UnusableInput as error:
-        raise ValueError(str(error)) from error
 
 
 def _check_texts(texts: Array, first: int) -> None:
@@ -208,11 +196,6 @@ class ArrayWriter:
         self._file.write(np.ascontiguousarray(block, dtype=self._dtype).data)
 
 
-def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Choose how real numbers are kept: float32 for floats of at most 32 bits, otherwise float64."""
-    return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
-
-
 @dataclass(frozen=True)
 class Expected:
     """What an upload is compared with."""
@@ -291,7 +274,7 @@ def keep_set(
             check_size({**sizes, "labels": 8 * rows}, expected.max_bytes)
     check_count(rows)
     if declared.scores is None:
-        _check_kind(scores.look, columns)
+        check_kind(scores.look, is_single=columns.is_single)
     labels = _checked_labels(np.concatenate(beside["labels"]), scores.width)
     _keep(folder, "labels", labels if columns.order is None else np.argsort(columns.order)[labels])
     if beside[GROUPS]:
@@ -316,7 +299,7 @@ class ScoreWriter:
         """Write the next rows, the first of which has the number `first`, and return their bytes."""
         if name == self._member:
             self.width = _check_width(name, block, self.width)
-        kept, scaled = _kept(name, block, first)
+        kept, scaled = finite_rows(name, block, first)
         self.scaled += scaled
         if name == LOGITS:
             self.look.add(kept)
@@ -348,17 +331,6 @@ def _notes(columns: FileColumns, rows: int, scaled: int) -> list[dict[str, Any]]
     ]
 
 
-def _check_kind(look: ScoreLook, columns: FileColumns) -> None:
-    """Refuse scores that were sent as logits and look like something else."""
-    if columns.is_single and look.kind in (SIGMOIDS, PROBABILITIES):
-        raise InvalidUpload(
-            "The file has one column of scores for two classes, all between 0 and 1. Set scores=probabilities"
-            " if they are probabilities of the second class, or scores=logits."
-        )
-    if refusal := look.refusal(LOGITS):
-        raise InvalidUpload(refusal)
-
-
 def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
     """Write the labels (N,) of images into `folder`."""
     check_count(len(labels))
@@ -377,20 +349,6 @@ def _check_width(name: str, block: Array, expected: int) -> int:
             f"`{name}` has {block.shape[1]} columns; the backbone served here has {expected} classes."
         )
     return int(block.shape[1])
-
-
-def _kept(name: str, block: Array, first: int) -> tuple[Array, int]:
-    """Convert rows of real numbers, and count those whose probabilities were scaled."""
-    with np.errstate(over="ignore"):  # infinities of the conversion are found in its result
-        values = block.astype(stored_dtype(block.dtype))
-    if not np.isfinite(values).all():
-        row, column = (int(index) for index in np.argwhere(~np.isfinite(values))[0])
-        range_ = "" if not np.isfinite(block[row, column]) else f" in {values.dtype}"
-        raise InvalidUpload(
-            f"{name}[{first + row}, {column}] is {block[row, column]!s}; every value must be finite{range_}."
-        )
-    logits, scaled = logits_of(values, name, first)
-    return logits.astype(values.dtype, copy=False), scaled
 
 
 def _checked_labels(labels: Array, num_classes: int) -> Array:
@@ -448,17 +406,6 @@ def check_size(sizes: dict[str, int], max_bytes: int) -> None:
     if total > max_bytes:
         names = ", ".join(f"`{name}`" for name in sizes)
         raise UploadTooLarge(f"The arrays {names} unpack to {total:,} bytes; the limit is {max_bytes:,}.")
-
-
-def logits_of(block: Array, kind: str, first: int) -> tuple[Array, int]:
-    """Turn scores (n, K) of a kind into logits, and count the rows whose sums were remarkably far from 1.
-
-    `first`: number of the first row, for messages.
-    """
-    try:
-        return as_logits(block, kind, first)
-    except InvalidDataError as error:
-        raise InvalidUpload(str(error)) from error
 
 
 def _others(count: int, noun: str) -> str:

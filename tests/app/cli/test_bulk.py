@@ -16,7 +16,6 @@ from scipy.special import softmax
 
 from boxcal.app.cli import bulk
 from boxcal.app.cli.output import UsageError
-from boxcal.app.fitting.worker.reading import RowFile
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import load_digits_split
@@ -76,21 +75,36 @@ def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> Non
     np.testing.assert_array_equal(outputs[1], outputs[2])
 
 
+def test_one_column_of_probabilities_is_no_logit(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
+    shares = np.random.default_rng(0).uniform(size=300)
+    given = source(tmp_path, score=shares)
+    command = ("predict", given, "--output", tmp_path / "out.parquet")
+    refused = boxcal(*command)
+    assert refused.code == 2
+    assert "one column of scores for two classes, all between 0 and 1" in " ".join(refused.stderr.split())
+    assert boxcal(*command, "--scores", "probabilities").code == 0
+    found = pq.read_table(tmp_path / "out.parquet")["probabilities"].to_pylist()
+    np.testing.assert_allclose(np.array(found)[:, 1], shares, atol=1e-12)
+
+
 def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, output = source(tmp_path), tmp_path / "out.parquet"
     arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
     computed: list[int] = []
     stopped: list[bool] = []
-    scored = RowFile._read
+    scored = bulk.RowFile._read
 
-    def stops(self: RowFile, batch: Any, first: int) -> Any:
+    def stops(self: bulk.RowFile, batch: Any, first: int) -> Any:
         if first == 20 and not stopped:
             stopped.append(True)
             raise KeyboardInterrupt
         computed.append(first)
         return scored(self, batch, first)
 
-    monkeypatch.setattr(RowFile, "_read", stops)
+    monkeypatch.setattr(bulk.RowFile, "_read", stops)
     with pytest.raises(KeyboardInterrupt):
         bulk.run(given, output, **arguments)
     assert not output.exists()

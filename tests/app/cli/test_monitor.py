@@ -120,6 +120,18 @@ def test_a_table_has_a_column_per_class_as_other_commands_read_it(
     assert found == pytest.approx(expected, rel=0.01)
 
 
+def test_one_column_of_probabilities_is_no_logit(boxcal: Boxcal, tmp_path: Path) -> None:
+    shares = np.random.default_rng(0).uniform(size=300)
+    rows = "".join(f"{share},{share > 0.5:d}\n" for share in shares)
+    (tmp_path / "two.csv").write_text("score,label\n" + rows)
+    refused = boxcal("monitor", tmp_path / "two.csv")
+    assert refused.code == 2
+    assert "one column of scores for two classes, all between 0 and 1" in " ".join(refused.stderr.split())
+    found = boxcal("monitor", tmp_path / "two.csv", "--scores", "probabilities", "--json").json
+    expected = -np.log(np.maximum(shares, 1 - shares)).mean()
+    assert found["metrics"]["nll"] == pytest.approx(expected, rel=0.01)
+
+
 def test_minus_one_is_a_class_where_the_other_is_one(boxcal: Boxcal, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     score = np.round(random.normal(size=600), 3)
