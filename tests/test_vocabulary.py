@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-import tokenize
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -55,6 +54,7 @@ PHRASES: Mapping[str, str] = {
 FORBIDDEN = re.compile(
     rf"(?<![A-Za-z])({'|'.join(WORDS)})(?![A-Za-z])|{'|'.join(map(re.escape, PHRASES))}", re.IGNORECASE
 )
+NAMES = re.compile(rf"\b({'|'.join([*IDENTIFIERS, *METHODS])})\b")
 
 
 def files() -> list[str]:
@@ -83,10 +83,9 @@ def words_in(text: str) -> Iterator[str]:
 
 
 def identifiers_in(source: str) -> Iterator[str]:
-    for token in tokenize.generate_tokens(iter(source.splitlines(keepends=True)).__next__):
-        if token.type == tokenize.NAME and token.string in IDENTIFIERS:
-            yield token.string
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source)) if NAMES.search(source) else ():
+        names = (getattr(node, member, None) for member in ("id", "attr", "arg", "name", "asname"))
+        yield from (name for name in names if isinstance(name, str) and name in IDENTIFIERS)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in METHODS:
             yield f"{node.name}()"
 

@@ -42,11 +42,11 @@ def inspect(
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
         _named(model, as_json=as_json)
         return
-    found = _inspected(path)
     beside = path.with_suffix(".json")
+    if write and beside.exists():
+        raise UsageError(f"{beside} exists; it was not replaced")
+    found = _inspected(path)
     if write:
-        if beside.exists():
-            raise UsageError(f"{beside} exists; it was not replaced")
         beside.write_text(json.dumps(found["declaration"], indent=2) + "\n")
         messages.print(f"saved {escape(str(beside))}", soft_wrap=True)
     if as_json:

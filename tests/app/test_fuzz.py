@@ -26,6 +26,7 @@ documents.read_head = read_head
 """
 
 
+@pytest.mark.long
 def test_the_fuzzer_finds_failures_pauses_and_memory_that_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

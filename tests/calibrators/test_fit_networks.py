@@ -185,9 +185,9 @@ def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch
         return mean_of_networks(objective, places, *others, **named)
 
     monkeypatch.setattr(fit_method, "mean_of_networks", spied)
-    logits, labels = contaminated(1200, 12, share=0.0)
+    logits, labels = contaminated(600, 12, share=0.0)
     first, second = logits.topk(2, dim=1).values.T
-    wrong = (first - second > 4.0) & (torch.arange(1200) % 3 == 0)
+    wrong = (first - second > 4.0) & (torch.arange(600) % 3 == 0)
     labels[wrong] = (labels[wrong] + 1) % 12
     known: dict[str, Fitted] = {}
     fit_method.fit_checked("pts+pb-mlp", check_validation_set(logits, labels), known=known)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import numpy as np
+import pytest
 import torch
 
 from boxcal.calibrators import Calibrator
@@ -15,7 +16,6 @@ from tests.app.fitting.validation_data import overconfident, validation_npz
 from tests.app.running import PNG
 from tests.app.waiting import until
 
-SWAPS = 30
 CLIENTS = 4
 LOGITS, _ = overconfident(3, seed=3)
 
@@ -26,7 +26,8 @@ def wait_for_more(loads: list[Load]) -> None:
     until(lambda: all(load.answers >= count for load, count in wanted), 60)
 
 
-def test_thirty_swaps_under_load(service: Service) -> None:
+@pytest.mark.parametrize("swaps", [8, pytest.param(30, marks=pytest.mark.long)])
+def test_swaps_under_load(service: Service, swaps: int) -> None:
     versions: list[int] = []
     for method in ("ts", "pb", "dpb"):
         data = validation_npz(300, seed=len(versions))
@@ -45,7 +46,7 @@ def test_thirty_swaps_under_load(service: Service) -> None:
     with ExitStack() as stack:
         for load in loads:
             stack.enter_context(load)
-        for _ in range(SWAPS):
+        for _ in range(swaps):
             wait_for_more(loads)
             if behind and rng.random() < 0.4:
                 response = service.client.post("/calibrators/rollback")

@@ -28,7 +28,7 @@ def data(count: int, seed: int, sharpness: float = 2.5, classes: int = 4) -> Val
 
 @pytest.fixture(scope="module")
 def comparison() -> MethodComparison:
-    return compare_methods(["pb", "ts+pb", "fc", "pb-upper"], data(500, 1), data(800, 2))
+    return compare_methods(["pb", "ts+pb", "fc", "pb-upper"], data(250, 1), data(300, 2))
 
 
 def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodComparison) -> None:
@@ -51,7 +51,7 @@ def test_the_base_of_every_method_is_a_method() -> None:
 
 
 def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
-    validation, test = data(500, 1), data(800, 2)
+    validation, test = data(250, 1), data(300, 2)
     calibrator = fit("ts", validation.scores, validation.labels).on_arrays
     expected = evaluate(calibrator(test.scores), test.labels)
     row = next(row for row in comparison.rows if row.method == "ts")
@@ -121,7 +121,7 @@ def test_without_a_test_set_methods_are_cross_fitted() -> None:
 
 
 def test_calibrators_are_judged_as_they_are_and_compared_with_one_of_them() -> None:
-    fitted_to, others = data(500, 1), data(800, 2)
+    fitted_to, others = data(250, 1), data(300, 2)
     calibrators = {name: fit(name, fitted_to.scores, fitted_to.labels).on_arrays for name in ("ts", "pb")}
     named = {f"version of {name}": calibrator for name, calibrator in calibrators.items()}
     found = compare_methods([], others, calibrators=named, reference="version of ts")

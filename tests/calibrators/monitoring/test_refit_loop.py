@@ -239,7 +239,7 @@ def test_a_state_of_another_loop_is_refused() -> None:
 
 def test_an_adjustment_is_bayes_rule_and_survives_as_bytes() -> None:
     random = np.random.default_rng(16)
-    rows = answers(random, 3000)
+    rows = answers(random, 600)
     logits, labels = np.log(rows) * 2.0, drawn(rows, random)
     for method in ("uncalibrated", "ts", "ts+pb", "ts+lb", "sms"):
         calibrator = fit(method, logits, labels).on_arrays

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 def test_in_tritons_interpreter() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "tests.calibrators.operator.triton_rows", "cpu", "60"],
+        [sys.executable, "-m", "tests.calibrators.operator.triton_rows", "cpu", "24"],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
