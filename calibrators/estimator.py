@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrator
 
 
+ENOUGH_TO_REFUSE = 3
+"""Rows to predict: logits of so many sum to 1 by chance once in millions of calls, of one in hundreds."""
+
+
 class _ShowsItsFit(BaseEstimator):  # type: ignore[misc]
     """Adds what the fit found to scikit-learn's diagram of an estimator in notebooks."""
 
@@ -66,8 +70,9 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     scores : {"auto", "logits", "probabilities", "percent"}
         What the columns hold. Probabilities are calibrated through their logarithms. `auto` takes logits, and
         refuses to guess where the columns look like probabilities or percentages, however rounded.
-    lower, upper : float or array_like of shape (K,), optional
-        Hard bounds on every probability that is returned.
+    lower, upper : float, array_like of shape (K,), dict or pandas.Series, optional
+        Hard bounds on every probability that is returned; a dict, or a Series with an index of its own,
+        bounds the classes that it names.
     seed : int
         Seed of the folds and of the starting points.
     budget_seconds : float
@@ -144,6 +149,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             The number of columns is not that of the classes, the data are invalid, or `scores` is `auto` and
             the rows look like probabilities.
         """
+        _check_present(y)
         checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(
             self, _two_dimensional(logits), y, dtype=np.float64
         )
@@ -211,6 +217,9 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         elif self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
+        refusal = ScoreLook.of([values]).refusal("logits") if len(values) >= ENOUGH_TO_REFUSE else None
+        if self.scores == "auto" and refusal:
+            raise InvalidDataError(f"{refusal} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds())
 
     def _order_of_columns(self) -> list[int] | None:
@@ -244,7 +253,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         shape = len(self.classes_)
         sides = []
         for name, side, default in (("lower", self.lower, 0.0), ("upper", self.upper, 1.0)):
-            values = np.asarray(default if side is None else side, np.float64)
+            values = self._by_class(name, default if side is None else side, default)
             if values.shape not in ((), (shape,)):
                 raise ValueError(
                     f"{name} has shape {values.shape}; it is a number, or one for each of {shape} classes."
@@ -254,6 +263,16 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         check_entries(lower, upper)
         check_sums(lower, upper, shape)
         return lower, upper
+
+    def _by_class(self, name: str, side: Any, default: float) -> NDArray[np.float64]:
+        """Give the bounds of one side in the order of the classes, those of a dict or Series by name."""
+        classes = self.classes_.tolist()
+        keys = list(side.keys()) if hasattr(side, "items") else []
+        if not keys or (not isinstance(side, dict) and keys == list(range(len(classes)))):
+            return np.asarray(side, np.float64)
+        if unknown := [key for key in keys if key not in classes]:
+            raise ValueError(f"{name} names {unknown[0]!r}, which is none of the classes {classes}.")
+        return np.array([side.get(one, default) for one in classes], np.float64)
 
 
 @dataclass(repr=False, eq=False)
@@ -275,8 +294,9 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         The folds; an integer gives stratified ones. Each class must occur in each training part.
     n_jobs : int, optional
         How many folds are fitted at once.
-    lower, upper : float or array_like of shape (K,), optional
-        Hard bounds on every probability that is returned.
+    lower, upper : float, array_like of shape (K,), dict or pandas.Series, optional
+        Hard bounds on every probability that is returned; a dict, or a Series with an index of its own,
+        bounds the classes that it names.
     seed : int
         Seed of the calibrator's folds and of its starting points.
     budget_seconds : float
@@ -356,8 +376,10 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         ValueError
             A class is not in a training part, the data are invalid, or the bounds leave no probabilities.
         """
+        _check_present(y)
         rows, names = indexable(X, column_or_1d(y, warn=True))
         check_classification_targets(names)
+        self._check_columns(len(np.unique(names)))
         weights = None
         if sample_weight is not None:
             weights = check_array(sample_weight, ensure_2d=False, input_name="sample_weight")
@@ -423,6 +445,15 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             f"{type(self.estimator).__name__} has neither decision_function nor predict_proba."
         )
 
+    def _check_columns(self, count: int) -> None:
+        """Refuse scores of pairs of classes, of which three classes have as many as columns of their own."""
+        params = self.estimator.get_params() if hasattr(self.estimator, "get_params") else {}
+        for name, value in params.items():
+            if name.endswith("decision_function_shape") and value == "ovo" and count > 2:
+                raise ValueError(
+                    f"The estimator has {name}='ovo': a score for each pair of classes. Set it to 'ovr'."
+                )
+
     def _scores(self, rows: Any) -> Any:
         return getattr(self.estimator_, self._source())(rows)
 
@@ -436,6 +467,11 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
                 f"cv is {self.cv}, but class {classes[counts.argmin()]!s} has {counts.min()} samples: "
                 "give more samples of it, or fewer folds."
             )
+        if isinstance(self.cv, str):
+            raise ValueError(
+                f"cv is {self.cv!r}; for a model that is trained already give FrozenEstimator(model), of"
+                " sklearn.frozen, as the estimator, and leave cv out."
+            )
         splits = list(check_cv(self.cv, names, classifier=True).split(rows, names, groups))
         for number, (train, _) in enumerate(splits):
             if len(absent := np.setdiff1d(classes, names[train])):
@@ -446,3 +482,11 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
 def _two_dimensional(scores: Any) -> Any:
     """Give one score for each sample, (N,), as one column (N, 1)."""
     return np.asarray(scores).reshape(-1, 1) if len(getattr(scores, "shape", (0, 0))) == 1 else scores
+
+
+def _check_present(labels: Any) -> None:
+    """Name the first label that is None, or the NA or NaT of pandas, on which scikit-learn's checks fail."""
+    values = np.asarray(labels)
+    for row, one in enumerate(values.tolist() if values.dtype == object and values.ndim == 1 else ()):
+        if one is None or type(one).__name__ in ("NAType", "NaTType"):
+            raise ValueError(f"y[{row}] is missing: {one!r}. Leave out the samples without a label.")

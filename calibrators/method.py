@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -33,6 +34,10 @@ MIXED = f"{Mixture.name}+"
 WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "polynomial", "quadratic")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
+
+
+OTHER_NAMES = {"temperature": "ts", "platt": "vector", "sigmoid": "vector", "structuredmatrix": "sms"}
+"""What other libraries call a method, in small letters and without `scaling`."""
 
 
 class Method(NamedTuple):
@@ -137,7 +142,8 @@ def parse(name: str) -> Method:
 
 def no_method(name: str, known: Iterable[str]) -> str:
     """Say that there is no method of a name, with the nearest one before the list of all."""
-    meant = hint(name, known)
+    plain = re.sub(r"[^\w+]|_|scaling|calibration", "", name[:100].lower())
+    meant = hint(OTHER_NAMES.get(plain, plain), known)
     return f"no method {name!r:.200}{meant}{' There' if meant else '; there'} are {', '.join(known)}"
 
 

@@ -86,6 +86,8 @@ def box_constrained_softmax(
         answer: Tensor = solve_plain(logits, *plain)
         return answer
     refuse_forward_mode(logits, lower, upper, temperature)
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a torch.Tensor, not {type(logits).__name__}; use torch.as_tensor")
     shape, device = logits.shape, logits.device
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}")
@@ -134,10 +136,11 @@ def _plain_bounds(
 
     It is for rows on the CPU that need no reshaping and no dispatcher.
     """
+    if not is_plain(logits):
+        return None
     shape, dtype = logits.shape, logits.dtype
     if (
-        not is_plain(logits)
-        or len(shape) != 2
+        len(shape) != 2
         or 0 in shape
         or dim not in (-1, 1)
         or dtype not in ROUNDING

@@ -1,4 +1,5 @@
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,23 @@ def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
         fit("tss", GOOD, LABELS)
     with pytest.raises(UnknownMethodError, match=r"^no method 'magic'; there are auto, uncalibrated, fc, ta"):
         fit("magic", GOOD, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("Temperature Scaling", "ts"),
+        ("temperature", "ts"),
+        ("TS+PB", "ts+pb"),
+        ("matrix_scaling", "matrix"),
+        ("Platt scaling", "vector"),
+        ("sigmoid", "vector"),
+        ("Dirichlet-Calibration", "dirichlet"),
+    ],
+)
+def test_a_name_of_another_library_is_understood(name: str, meant: str) -> None:
+    with pytest.raises(UnknownMethodError, match=rf"did you mean '{re.escape(meant)}'\?"):
+        fit(name, GOOD, LABELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -15,7 +15,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 
 from boxcal import BoxCalibratedClassifier, BoxCalibrator, fit
@@ -111,6 +111,64 @@ def test_probabilities_are_not_taken_for_logits() -> None:
         ours.predict_proba([[0.0, 0.0, 1.0], [0.5, 0.5, 0.5]])
     with pytest.raises(ValueError, match="'odds'"):
         BoxCalibrator(method="ts", scores="odds").fit(logits, labels)  # type: ignore[arg-type]
+
+
+def test_probabilities_are_not_predicted_as_the_logits_that_were_fitted() -> None:
+    logits, labels = data()
+    calibrator = BoxCalibrator(method="ts").fit(logits, labels)
+    probabilities = calibrator.predict_proba(logits)
+    with pytest.raises(ValueError, match=r"look like probabilities.* was fitted to logits"):
+        calibrator.predict_proba(probabilities)
+    assert calibrator.predict_proba(probabilities[:2]).shape == (2, 3)  # by chance
+    declared = BoxCalibrator(method="ts", scores="logits").fit(logits, labels)
+    assert declared.predict_proba(probabilities).shape == probabilities.shape
+
+
+def test_bounds_by_name_are_those_of_the_named_classes() -> None:
+    logits, labels = data()
+    names = np.array(["a", "b", "c"])[labels]
+
+    def largest(upper: Any) -> list[float]:
+        fitted = BoxCalibrator(method="ts", upper=upper).fit(logits, names)
+        return [float(one) for one in fitted.predict_proba(logits).max(axis=0)]
+
+    expected = [1.0, 0.5, 0.75]
+    for upper in ({"c": 0.75, "b": 0.5}, pd.Series({"c": 0.75, "b": 0.5, "a": 1.0})):
+        assert largest(upper)[1:] == expected[1:]
+    assert largest(pd.Series(expected)) == largest(expected)
+    lower = BoxCalibrator(method="ts", lower={"b": 0.25}).fit(logits, names).predict_proba(logits).min(0)
+    assert lower[1] == 0.25 > lower[0]
+    with pytest.raises(ValueError, match=r"upper names 'd', which is none of the classes \['a', 'b', 'c'\]"):
+        largest({"d": 0.5})
+
+
+@pytest.mark.parametrize("model", [BoxCalibrator("ts"), BoxCalibratedClassifier(LogisticRegression(), "ts")])
+def test_a_missing_label_is_named(model: Any) -> None:
+    logits, labels = data()
+    for missing in (None, pd.NA, pd.NaT):
+        names = np.array(["a", "b", "c"], object)[labels]
+        names[7] = missing
+        with pytest.raises(ValueError, match=r"y\[7\] is missing"):
+            model.fit(logits, names)
+    texts = pd.Series(names, dtype="string")
+    with pytest.raises(ValueError, match=r"y\[7\] is missing: <NA>"):
+        model.fit(logits, texts)
+
+
+@pytest.mark.parametrize("model", [SVC(decision_function_shape="ovo"), make_pipeline(SVC())])
+def test_scores_of_pairs_of_classes_are_refused(model: Any) -> None:
+    """Of three classes there are three pairs, whose columns could pass for those of the classes."""
+    if not isinstance(model, SVC):
+        model.set_params(svc__decision_function_shape="ovo")
+    with pytest.raises(ValueError, match=r"decision_function_shape='ovo': a score for each pair"):
+        BoxCalibratedClassifier(model, "ts").fit(*samples(3))
+    assert BoxCalibratedClassifier(model, "ts").fit(*samples(2)).score(*samples(2)) > 0.5
+    assert BoxCalibratedClassifier(SVC(), "ts").fit(*samples(3)).score(*samples(3)) > 0.5
+
+
+def test_a_trained_model_is_given_frozen() -> None:
+    with pytest.raises(ValueError, match=r"cv is 'prefit'; .* give FrozenEstimator\(model\)"):
+        BoxCalibratedClassifier(LogisticRegression(), "ts", cv="prefit").fit(*samples(3))
 
 
 def test_serious_findings_are_warnings() -> None:

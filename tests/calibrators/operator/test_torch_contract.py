@@ -4,6 +4,7 @@ import io
 import math
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
@@ -184,3 +185,6 @@ def test_only_the_wrong_row_is_named() -> None:
 def test_integers_are_no_logits() -> None:
     with pytest.raises(ValueError, match="floating point"):
         box_constrained_softmax(torch.tensor([1, 2]))
+    for given in (np.zeros((2, 3)), [[0.0, 1.0]]):
+        with pytest.raises(TypeError, match=rf"a torch.Tensor, not {type(given).__name__}"):
+            box_constrained_softmax(given)  # type: ignore[arg-type]
