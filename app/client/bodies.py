@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 BoundValue = float | Mapping[str, float] | Sequence[float]
-"""One number for every class, numbers by label, or one number per class."""
+"""One number for every class, numbers by label (also a Series of pandas), or one number per class."""
 
 File = bytes | str | Path
 """The content of a file, or its path."""
@@ -85,8 +85,10 @@ def options_document(options: AnswerOptions) -> dict[str, Any]:
     return document | ({"bounds": bounds} if bounds else {})
 
 
-def _bound(value: BoundValue) -> Any:
-    if isinstance(value, Mapping):
+def _bound(value: Any) -> Any:
+    """Give a bound as JSON has it; a Series of pandas with an index of its own is one by label."""
+    is_series = hasattr(value, "items") and list(value.keys()) != list(range(len(value)))
+    if isinstance(value, Mapping) or is_series:
         return {str(label): float(number) for label, number in value.items()}
     return np.asarray(value, dtype=np.float64).tolist()
 
@@ -163,9 +165,25 @@ def _joined(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def float_array(array: npt.ArrayLike) -> Floats:
-    """Return a C-contiguous float array."""
+    """Return a C-contiguous float array; TypeError for a DataFrame, whose names of columns it would lose."""
+    if any(isinstance(name, str) for name in getattr(array, "columns", ())):
+        raise TypeError(
+            "the columns of a DataFrame are not matched with the classes here: bring them into the order of "
+            "`labels` in client.model(), and pass .to_numpy()"
+        )
     values = np.asarray(array)
     return np.ascontiguousarray(values, dtype=values.dtype if values.dtype.kind == "f" else np.float64)
+
+
+def label_array(labels: npt.ArrayLike) -> npt.NDArray[Any]:
+    """Return class names or indices (N,), which as Python's objects no file format could hold."""
+    values = np.asarray(labels)
+    if values.dtype != object:
+        return values
+    for row, label in enumerate(values.tolist()):
+        if not isinstance(label, str | int):
+            raise TypeError(f"labels[{row}] is {label!r}; a label is the name or the index of a class")
+    return np.array(values.tolist())
 
 
 def read_file(path: str | Path) -> tuple[str, bytes]:

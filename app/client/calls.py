@@ -24,6 +24,7 @@ from boxcal.app.client.bodies import (
     float_array,
     image_part,
     inputs_body,
+    label_array,
     options_document,
     tensors_body,
     upload_part,
@@ -280,7 +281,7 @@ def fit_arrays(
 ) -> Call[Fit]:
     """Start a fit on logits, shape (N, K), and labels, shape (N,), held in memory (`POST /fit`)."""
     archive = io.BytesIO()
-    np.savez(archive, logits=float_array(logits), labels=np.asarray(labels))
+    np.savez(archive, logits=float_array(logits), labels=label_array(labels))
     return fit(archive.getvalue(), method=method, activate=activate, budget_seconds=budget_seconds, wait=wait)
 
 

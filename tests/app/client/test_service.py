@@ -29,6 +29,8 @@ from boxcal.models.digits_data import Digits
 from tests.app.client.both import Ask
 from tests.app.fitting.validation_data import overconfident, validation_npz
 
+PLAIN = {"probabilities": True, "calibrator": 0}
+
 
 def test_images_by_path_and_by_bytes_come_back_in_order(
     ask: Ask, url: str, digits: Digits, tmp_path: Path
@@ -81,6 +83,47 @@ def test_logits_go_as_an_array_or_with_large_options_as_json(
     as_json = ask(url, "calibrate", logits, upper=upper, probabilities=True, calibrator=0)
     assert as_json.predictions == expected.predictions
     assert np.array([p.probabilities for p in expected.predictions]).max() <= np.max(upper)
+
+
+def test_a_series_bounds_the_classes_of_its_index(ask: Ask, url: str) -> None:
+    """Not those of its positions."""
+    logits, _ = overconfident(50)
+    largest = {
+        kind: np.max(
+            [p.probabilities for p in ask(url, "calibrate", logits, upper=upper, **PLAIN).predictions], 0
+        )
+        for kind, upper in {"Series": pd.Series({"7": 0.5, "2": 0.25}), "dict": {"2": 0.25, "7": 0.5}}.items()
+    }
+    assert (largest["Series"][2], largest["Series"][7]) == (0.25, 0.5)
+    np.testing.assert_array_equal(largest["Series"], largest["dict"])
+    assert bodies.options_document({"upper": pd.Series([0.5, 0.75])}) == {"bounds": {"upper": [0.5, 0.75]}}
+
+
+def test_names_of_columns_are_not_lost() -> None:
+    frame = pd.DataFrame(overconfident(50)[0], columns=list("9876543210"))
+    for call in (
+        calls.calibrate,
+        calls.calibrate_probabilities,
+        lambda rows: calls.fit_arrays(rows, [0] * 50),
+    ):
+        with pytest.raises(TypeError, match=r"order of `labels` in client.model\(\), and pass .to_numpy\(\)"):
+            call(frame)
+    np.testing.assert_array_equal(bodies.float_array(pd.DataFrame([[1.0, 2.0]])), [[1.0, 2.0]])
+
+
+def test_labels_are_sent_as_texts_or_numbers() -> None:
+    for labels, kind in (
+        (pd.Categorical(["dog", "cat"]), "U"),
+        (pd.Series(["dog", "cat"], dtype="string"), "U"),
+        (pd.Series([1, 0], dtype="Int64"), "i"),
+    ):
+        sent = bodies.label_array(labels)
+        assert (sent.dtype.kind, sent.tolist()) == (kind, list(labels))
+    for missing in (None, pd.NA, float("nan")):
+        with pytest.raises(
+            TypeError, match=r"labels\[1\] is .*; a label is the name or the index of a class"
+        ):
+            calls.fit_arrays([[0.0, 1.0]] * 2, np.array(["dog", missing], object))
 
 
 def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
