@@ -50,6 +50,9 @@ IMAGES_PER_REQUEST = 20
 LARGE_IMAGE_PIXELS = 4_000_000
 QUICK_PIXELS = 1_000_000
 """Of an image that a lane decodes: its neighbours in the batch wait for some milliseconds."""
+QUICK_AT_ONCE = 4
+"""Images of so few pixels that are decoded at once: more threads would wait for the interpreter, and with
+them the event loop and the passes."""
 SMALL_PIXELS = 4096
 """Of images that one thread decodes for the whole request: most of it is Python code, so that threads would
 wait for each other's interpreter, and for a change of thread with every image."""
@@ -189,6 +192,7 @@ class InputDecoder:
         self._pixels = Budget("pixels", 2 * IMAGES_PER_REQUEST * max_pixels)
         # One thread of the pool, if it has more, is left to small images.
         self._large_images = asyncio.Semaphore(max(1, threads - 1))
+        self._quick_images = asyncio.Semaphore(QUICK_AT_ONCE)
 
     def later(self, inputs: Inputs) -> PendingImage | None:
         """Return a single small image for the thread that runs the model, if that is an ordinary core."""
@@ -220,7 +224,8 @@ class InputDecoder:
             return await loop.run_in_executor(self.pool, self._decode_all, inputs, names)
 
         async def decoded(sent: Input, name: str, size: int) -> Samples:
-            async with self._large_images if size > LARGE_IMAGE_PIXELS else nullcontext():
+            turn = self._large_images if size > LARGE_IMAGE_PIXELS else nullcontext()
+            async with self._quick_images if size <= QUICK_PIXELS else turn:
                 return await loop.run_in_executor(self.pool, self._sample, sent, name)
 
         with self._pixels.holding(sum(pixels)) if sum(pixels) > LARGE_IMAGE_PIXELS else nullcontext():
