@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import check_cv, cross_val_predict
+from sklearn.pipeline import Pipeline
 from sklearn.utils import (
     check_array,
     check_consistent_length,
@@ -379,7 +380,8 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         _check_present(y)
         rows, names = indexable(X, column_or_1d(y, warn=True))
         check_classification_targets(names)
-        self._check_columns(len(np.unique(names)))
+        if len(np.unique(names)) > 2:
+            _check_columns(self.estimator)
         weights = None
         if sample_weight is not None:
             weights = check_array(sample_weight, ensure_2d=False, input_name="sample_weight")
@@ -445,15 +447,6 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             f"{type(self.estimator).__name__} has neither decision_function nor predict_proba."
         )
 
-    def _check_columns(self, count: int) -> None:
-        """Refuse scores of pairs of classes, of which three classes have as many as columns of their own."""
-        params = self.estimator.get_params() if hasattr(self.estimator, "get_params") else {}
-        for name, value in params.items():
-            if name.endswith("decision_function_shape") and value == "ovo" and count > 2:
-                raise ValueError(
-                    f"The estimator has {name}='ovo': a score for each pair of classes. Set it to 'ovr'."
-                )
-
     def _scores(self, rows: Any) -> Any:
         return getattr(self.estimator_, self._source())(rows)
 
@@ -477,6 +470,17 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             if len(absent := np.setdiff1d(classes, names[train])):
                 raise ValueError(f"The training part of fold {number} has no sample of class {absent[0]!s}.")
         return splits
+
+
+def _check_columns(estimator: Any) -> None:
+    """Refuse scores of pairs of classes: three classes have as many as columns of their own."""
+    while isinstance(estimator, FrozenEstimator | Pipeline):
+        estimator = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator.estimator
+    if getattr(estimator, "decision_function_shape", None) == "ovo":
+        raise ValueError(
+            f"{type(estimator).__name__} has decision_function_shape='ovo': a score for each pair of classes."
+            " Set it to 'ovr'."
+        )
 
 
 def _two_dimensional(scores: Any) -> Any:
