@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -218,8 +219,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         elif self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
-        refusal = ScoreLook.of([values]).refusal("logits") if len(values) >= ENOUGH_TO_REFUSE else None
-        if self.scores == "auto" and refusal:
+        is_asked = self.scores == "auto" and len(values) >= ENOUGH_TO_REFUSE
+        if is_asked and (refusal := ScoreLook.of([values]).refusal("logits")):
             raise InvalidDataError(f"{refusal} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds())
 
@@ -268,10 +269,9 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     def _by_class(self, name: str, side: Any, default: float) -> NDArray[np.float64]:
         """Give the bounds of one side in the order of the classes, those of a dict or Series by name."""
         classes = self.classes_.tolist()
-        keys = list(side.keys()) if hasattr(side, "items") else []
-        if not keys or (not isinstance(side, dict) and keys == list(range(len(classes)))):
+        if not hasattr(side, "items") or _is_positional(side, len(classes)):
             return np.asarray(side, np.float64)
-        if unknown := [key for key in keys if key not in classes]:
+        if unknown := [key for key, _ in side.items() if key not in classes]:
             raise ValueError(f"{name} names {unknown[0]!r}, which is none of the classes {classes}.")
         return np.array([side.get(one, default) for one in classes], np.float64)
 
@@ -470,6 +470,11 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             if len(absent := np.setdiff1d(classes, names[train])):
                 raise ValueError(f"The training part of fold {number} has no sample of class {absent[0]!s}.")
         return splits
+
+
+def _is_positional(side: Any, num_classes: int) -> bool:
+    """Whether a Series of pandas has the index that it has by default."""
+    return not isinstance(side, Mapping) and list(side.keys()) == list(range(num_classes))
 
 
 def _check_columns(estimator: Any) -> None:

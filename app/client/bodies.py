@@ -181,7 +181,7 @@ def label_array(labels: npt.ArrayLike) -> npt.NDArray[Any]:
     if values.dtype != object:
         return values
     for row, label in enumerate(values.tolist()):
-        if not isinstance(label, str | int):
+        if not isinstance(label, str | int | np.integer):
             raise TypeError(f"labels[{row}] is {label!r}; a label is the name or the index of a class")
     return np.array(values.tolist())
 

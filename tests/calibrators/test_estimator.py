@@ -137,6 +137,7 @@ def test_bounds_by_name_are_those_of_the_named_classes() -> None:
     for upper in ({"c": 0.75, "b": 0.5}, pd.Series({"c": 0.75, "b": 0.5, "a": 1.0})):
         assert largest(upper)[1:] == expected[1:]
     assert largest(pd.Series(expected)) == largest(expected)
+    assert largest({}) == largest(None)
     lower = BoxCalibrator(method="ts", lower={"b": 0.25}).fit(logits, names).predict_proba(logits).min(0)
     assert lower[1] == 0.25 > lower[0]
     with pytest.raises(ValueError, match=r"upper names 'd', which is none of the classes \['a', 'b', 'c'\]"):

@@ -116,6 +116,7 @@ def test_labels_are_sent_as_texts_or_numbers() -> None:
         (pd.Categorical(["dog", "cat"]), "U"),
         (pd.Series(["dog", "cat"], dtype="string"), "U"),
         (pd.Series([1, 0], dtype="Int64"), "i"),
+        (np.array([np.int64(1), 0], object), "i"),
     ):
         sent = bodies.label_array(labels)
         assert (sent.dtype.kind, sent.tolist()) == (kind, list(labels))
