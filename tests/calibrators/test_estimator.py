@@ -161,12 +161,8 @@ def test_scores_of_pairs_of_classes_are_refused() -> None:
     """Of three classes there are three pairs, whose columns could pass for those of the classes."""
     pairs = SVC(decision_function_shape="ovo")
     frozen = FrozenEstimator(clone(pairs).fit(*samples(3)))
-    for model in (
-        pairs,
-        make_pipeline(pairs),
-        frozen,
-        FrozenEstimator(make_pipeline(pairs).fit(*samples(3))),
-    ):
+    two_steps = make_pipeline(FunctionTransformer(), pairs)
+    for model in (pairs, two_steps, frozen, FrozenEstimator(two_steps.fit(*samples(3)))):
         with pytest.raises(ValueError, match=r"SVC has decision_function_shape='ovo': a score for each pair"):
             BoxCalibratedClassifier(model, "ts").fit(*samples(3))
     for model, classes in ((pairs, 2), (SVC(), 3), (OneVsRestClassifier(pairs), 3)):
