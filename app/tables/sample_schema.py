@@ -92,9 +92,7 @@ def naming_samples() -> Iterator[None]:
 
 def tokens_of(texts: list[str], inputs: Inputs, first: int) -> Array:
     """Turn texts into samples of a model."""
-    if not isinstance(inputs, TextInputs):
-        raise ValueError(inputs.refusal("text"))
-    try:
+    with naming_samples():
+        if not isinstance(inputs, TextInputs):
+            raise UnusableInput(inputs.refusal("text"))
         return inputs.of_texts(texts, first)
-    except UnusableInput as error:
-        raise ValueError(str(error)) from error
