@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from boxcal.app.cli import bulk
+from boxcal.app.cli.output import UsageError
 from boxcal.app.client import BoxcalClient
 from boxcal.app.client.bodies import upload_part
 from boxcal.app.client.errors import InvalidRequestError
@@ -336,6 +337,20 @@ def test_bulk_prediction_of_tables(
     logits = of_model(frame, backbone).astype(np.float64)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(pq.read_table(output)["probabilities"].to_pylist(), expected, atol=1e-5)
+
+
+def test_a_text_without_tokens_is_named_by_its_row(
+    texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table that is predicted in parts."""
+    monkeypatch.setattr(bulk, "TEXTS", 20)
+    monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: texts)
+    monkeypatch.setenv("BOXCAL_MODEL", "onnx:model.onnx")
+    frame, source = table(texts), tmp_path / "in.parquet"
+    frame.loc[25, "text"] = ""
+    source.write_bytes(as_parquet(frame))
+    with pytest.raises(UsageError, match=r"in.parquet: texts\[25\]: The text has no tokens\."):
+        bulk.run(source, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
 
 
 @pytest.fixture(scope="module")
