@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.app.fitting.service import Service, free_port
 from tests.app.waiting import until
 
 INFERENCE = "/inference.GRPCInferenceService/ModelInfer"
+LIVE = "/inference.GRPCInferenceService/ServerLive"
 CHECK = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 MODEL = "logits:10.calibrator"
@@ -116,7 +118,7 @@ def test_an_address_leaves_half_of_the_connections_to_others(tmp_path: Path) -> 
             source = ("127.0.0.2" if n == 14 else "127.0.0.1", 0)
             line = socket.create_connection(("127.0.0.1", port), timeout=30, source_address=source)
             lines.append(stack.enter_context(line))
-            line.sendall(without_window(INFERENCE, 0))
+            line.sendall(WITHOUT_WINDOW)
         until(lambda: sum(map(is_open, lines[:14])) <= 10)
         time.sleep(1)
         assert [sum(map(is_open, lines[:14])), is_open(lines[14])] == [10, True]
@@ -375,20 +377,23 @@ def test_messages_are_copied_in_turns_of_the_event_loop(size: int, most: int) ->
     assert max(counts) == most
 
 
-def without_window(path: str, calls: int) -> bytes:
-    """Write an HTTP/2 connection with calls whose answers have no room: the first window is 0."""
+def http2_frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+    """Write a frame of HTTP/2."""
+    return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
 
-    def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-        return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
 
+WITHOUT_WINDOW = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2_frame(4, 0, 0, b"\0\x04" + bytes(4))
+"""The start of an HTTP/2 connection on which answers have no room: the first window is 0."""
+
+
+def calls_of(path: str, numbers: range) -> bytes:
+    """Write calls with an empty message, as those of these numbers on their connection."""
     fields = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "localhost"}
     fields |= {"content-type": "application/grpc", "te": "trailers"}
     texts = [text.encode() for field in fields.items() for text in field]
     head = b"".join((b"" if n % 2 else b"\0") + bytes([len(text)]) + text for n, text in enumerate(texts))
-    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\x04" + bytes(4))
-    for stream in range(1, 2 * calls, 2):
-        sent += frame(1, 4, stream, head) + frame(0, 1, stream, bytes(5))
-    return sent
+    streams = (2 * n + 1 for n in numbers)
+    return b"".join(http2_frame(1, 4, one, head) + http2_frame(0, 1, one, bytes(5)) for one in streams)
 
 
 def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
@@ -399,8 +404,16 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) 
         ExitStack() as stack,
     ):
         line = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
-        line.sendall(without_window("/inference.GRPCInferenceService/ServerLive", 100))
-        until(lambda: has_no_slot(address))
+        line.sendall(WITHOUT_WINDOW + calls_of(LIVE, range(99)))
+        numbers = count(99)
+
+        def have_all_slots() -> bool:
+            """Look after one more call: a look takes a slot itself, for which a call may be refused."""
+            n = next(numbers)
+            line.sendall(calls_of(LIVE, range(n, n + 1)))
+            return has_no_slot(address)
+
+        until(have_all_slots)
         began = time.monotonic()
         while line.recv(4096):  # settings and headers
             pass
