@@ -187,8 +187,9 @@ def serve_with(server: ProcessServer, sockets: list[socket.socket] | None = None
     for stop in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop, lambda *_: None)
     server.run(sockets)
-    # Some libraries report at exit what garbage collection has not returned to them.
-    gc.unfreeze()
+    # Triton, which torch imports, reports at exit what it has not got back; to collect all takes .5 seconds.
+    if "triton" in sys.modules:
+        gc.unfreeze()
     if server.failed:
         logger.critical("the service could no longer predict and has stopped")
         sys.exit(FAILED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import packages_distributions
+from importlib.metadata import Distribution
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ from boxcal.models.backends.core_pool import usable_cores
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 RUNTIMES = "onnxruntime", "onnxruntime-gpu"
 """The packages that hold the module `onnxruntime`."""
+
+
+def installed_runtimes() -> list[str]:
+    """List the packages of `RUNTIMES` that are installed; asking which hold the module reads all of them."""
+    return [name for name in RUNTIMES if any(Distribution.discover(name=name))]
 
 
 def check_one_runtime(installed: Iterable[str]) -> None:
@@ -44,7 +49,7 @@ class OnnxFile:
     """
 
     def __init__(self, path: Path, *, optimize: bool = True) -> None:
-        check_one_runtime(packages_distributions().get("onnxruntime", ()))
+        check_one_runtime(installed_runtimes())
         if not path.is_file():
             raise BackboneError(f"The model file {path} does not exist.")
         self._path = path

@@ -55,7 +55,7 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path, digits: Di
 
 def test_what_is_in_work_at_sigterm_is_finished(tmp_path: Path) -> None:
     body = npy(np.zeros((1000, 1, 8, 8), dtype=np.float32))
-    with Service(tmp_path) as service:
+    with Service(tmp_path, prelude="import triton") as service:  # reports at exit what it has not got back
         answers: list[httpx.Response] = []
 
         def large() -> None:

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models import BackboneError
-from boxcal.models.backends.onnx_file import check_one_runtime
+from boxcal.models.backends.onnx_file import RUNTIMES, check_one_runtime, installed_runtimes
 from tools import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -228,6 +228,7 @@ def test_files_are_fitted_and_judged_without_torch_and_without_a_server(tmp_path
 
 
 def test_two_packages_of_one_module_are_refused_with_the_line_that_mends_it() -> None:
+    assert installed_runtimes() == [name for name in RUNTIMES if name in installed()["onnxruntime"]] != []
     check_one_runtime(["onnxruntime-gpu"])
     check_one_runtime(["onnxruntime"])
     with pytest.raises(BackboneError, match="pip uninstall --yes onnxruntime onnxruntime-gpu, then"):
