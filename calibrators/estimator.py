@@ -33,6 +33,7 @@ from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 from boxcal.calibrators.evaluation.html_report import fit_fragment
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
+from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.constants import check_entries, check_sums
 from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, two_columns
 
@@ -181,7 +182,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if unknown.any():
             row = int(unknown.argmax())
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
-        self._bounds()
+        self.check_arguments(self.classes_)
         if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
             raise InvalidDataError(refusal)
         result: FitResult = fit(
@@ -222,7 +223,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         is_asked = self.scores == "auto" and len(values) >= ENOUGH_TO_REFUSE
         if is_asked and (refusal := ScoreLook.of([values]).refusal("logits")):
             raise InvalidDataError(f"{refusal} This calibrator was fitted to logits.")
-        return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds())
+        return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))
 
     def _order_of_columns(self) -> list[int] | None:
         """Match the named columns of a DataFrame with the classes; None where nothing is named by them."""
@@ -249,13 +250,19 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             raise InvalidDataError(f'scores is {self.scores!r}; use "auto" or one of {", ".join(KINDS)}.')
         return as_logits(values, self.scores)[0]
 
-    def _bounds(self) -> Box | None:
+    def check_arguments(self, classes: NDArray[Any]) -> None:
+        """Refuse a method that does not exist, and bounds that these classes (K,) cannot have."""
+        if self.method != "auto":
+            parse(self.method)
+        self._bounds(classes)
+
+    def _bounds(self, classes: NDArray[Any]) -> Box | None:
         if self.lower is None and self.upper is None:
             return None
-        shape = len(self.classes_)
+        shape = len(classes)
         sides = []
         for name, side, default in (("lower", self.lower, 0.0), ("upper", self.upper, 1.0)):
-            values = self._by_class(name, default if side is None else side, default)
+            values = _by_class(name, default if side is None else side, default, classes.tolist())
             if values.shape not in ((), (shape,)):
                 raise ValueError(
                     f"{name} has shape {values.shape}; it is a number, or one for each of {shape} classes."
@@ -266,14 +273,14 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         check_sums(lower, upper, shape)
         return lower, upper
 
-    def _by_class(self, name: str, side: Any, default: float) -> NDArray[np.float64]:
-        """Give the bounds of one side in the order of the classes, those of a dict or Series by name."""
-        classes = self.classes_.tolist()
-        if not hasattr(side, "items") or _is_positional(side, len(classes)):
-            return np.asarray(side, np.float64)
-        if unknown := [key for key, _ in side.items() if key not in classes]:
-            raise ValueError(f"{name} names {unknown[0]!r}, which is none of the classes {classes}.")
-        return np.array([side.get(one, default) for one in classes], np.float64)
+
+def _by_class(name: str, side: Any, default: float, classes: list[Any]) -> NDArray[np.float64]:
+    """Give the bounds of one side in the order of the classes, those of a dict or Series by name."""
+    if not hasattr(side, "items") or _is_positional(side, len(classes)):
+        return np.asarray(side, np.float64)
+    if unknown := [key for key, _ in side.items() if key not in classes]:
+        raise ValueError(f"{name} names {unknown[0]!r}, which is none of the classes {classes}.")
+    return np.array([side.get(one, default) for one in classes], np.float64)
 
 
 @dataclass(repr=False, eq=False)
@@ -380,7 +387,8 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         _check_present(y)
         rows, names = indexable(X, column_or_1d(y, warn=True))
         check_classification_targets(names)
-        if len(np.unique(names)) > 2:
+        known = np.unique(names)
+        if len(known) > 2:
             _check_columns(self.estimator)
         weights = None
         if sample_weight is not None:
@@ -401,6 +409,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
                     stacklevel=2,
                 )
             splits = self._splits(rows, names, groups)
+            self._calibrator(known).check_arguments(known)
             scores = cross_val_predict(
                 self.estimator,
                 rows,
@@ -415,16 +424,19 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
                 setattr(self, name, getattr(self.estimator_, name))
-        self.box_calibrator_ = BoxCalibrator(
+        self.box_calibrator_ = self._calibrator(self.classes_).fit(scores, names, weights, groups)
+        return self
+
+    def _calibrator(self, classes: NDArray[Any]) -> BoxCalibrator:
+        return BoxCalibrator(
             self.method,
-            classes=self.classes_,
+            classes=classes,
             scores="logits" if self._source() == "decision_function" else "probabilities",
             lower=self.lower,
             upper=self.upper,
             seed=self.seed,
             budget_seconds=self.budget_seconds,
-        ).fit(scores, names, weights, groups)
-        return self
+        )
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return calibrated probabilities (N, K) inside the bounds."""

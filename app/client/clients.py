@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
@@ -38,7 +38,7 @@ DEFAULT_TIMEOUT = 35.0
 class ClientBase:
     """What both clients know: where the service is, how long to wait, and when to retry."""
 
-    url: str = DEFAULT_URL
+    url: str = field(default_factory=lambda: os.environ.get("BOXCAL_URL") or DEFAULT_URL)
     _: KW_ONLY
     api_key: str | None = None
     timeout: float = DEFAULT_TIMEOUT
@@ -188,7 +188,7 @@ class BoxcalClient(ClientBase):
     Parameters
     ----------
     url
-        Where the service listens.
+        Where the service listens; by default the environment variable BOXCAL_URL, else this host's port 8000.
     api_key
         Sent with every request; by default the environment variable BOXCAL_API_KEY.
     timeout

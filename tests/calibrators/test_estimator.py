@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -243,6 +243,24 @@ def test_a_classifier_is_calibrated_on_scores_of_samples_it_was_not_trained_on(
     assert classifier.score(rows, y) > 0.7
     assert classifier.n_features_in_ == 4
     assert classifier.result_.method == "ts"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"method": "platt"}, "no method 'platt'; did you mean 'vector'"),
+        ({"upper": 0.3}, "the upper bounds add up to"),
+        ({"lower": {"cat": 0.3, "horse": 0.1}}, "lower names 'horse'"),
+    ],
+)
+def test_wrong_arguments_are_named_before_an_estimator_is_fitted(given: dict[str, Any], says: str) -> None:
+    class Untrained(LogisticRegression):  # type: ignore[misc]
+        def fit(self, *_: Any) -> Self:
+            raise AssertionError
+
+    rows = np.random.default_rng(0).normal(size=(60, 2))
+    with pytest.raises(ValueError, match=says):
+        BoxCalibratedClassifier(Untrained(), **given).fit(rows, np.tile(["cat", "cow", "dog"], 20))
 
 
 def test_a_frozen_classifier_is_not_fitted() -> None:
