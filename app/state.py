@@ -217,9 +217,8 @@ class State:
 def _find(models: Mapping[str, ServedModel], name: str) -> ServedModel:
     found = models.get(name)
     if found is None:
-        raise ModelNotFound(
-            f"There is no model {name!r:.200}{hint(name, list(models))}; the models are {', '.join(models)}."
-        )
+        there_are = f"the models are {', '.join(models)}."
+        raise ModelNotFound(f"There is no model {name!r:.200}{hint(name, models, there_are)}")
     return found
 
 

@@ -52,7 +52,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name[:100], list(known)[:10_000], n=1)), None)
 
 
-def hint(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean '...'?` for the nearest known name, or nothing."""
+def hint(name: str, known: Iterable[str], then: str = "") -> str:
+    """Return `; did you mean '...'?` for the nearest known name, or nothing; and what `then` says."""
     close = nearest(name, known)
-    return f"; did you mean {close!r}?" if close else ""
+    if close is None:
+        return then and f"; {then}"
+    return f"; did you mean {close!r}?{then and f' {then[0].upper()}{then[1:]}'}"

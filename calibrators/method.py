@@ -143,8 +143,8 @@ def parse(name: str) -> Method:
 def no_method(name: str, known: Iterable[str]) -> str:
     """Say that there is no method of a name, with the nearest one before the list of all."""
     plain = re.sub(r"[^\w+]|_|scaling|calibration", "", name[:100].lower())
-    meant = hint(OTHER_NAMES.get(plain, plain), known)
-    return f"no method {name!r:.200}{meant}{' There' if meant else '; there'} are {', '.join(known)}"
+    there_are = f"there are {', '.join(known)}"
+    return f"no method {name!r:.200}{hint(OTHER_NAMES.get(plain, plain), known, there_are)}"
 
 
 def parse_stored(name: str) -> Method:

@@ -46,10 +46,8 @@ class FitFields(BaseModel):
         known = (*accepted, *FILES)
         for name in fields:
             if name not in accepted:
-                raise InvalidParameter(
-                    f"There is no field `{name:.200}`{hint(name, known)}; the fields are "
-                    f"{', '.join(f'`{each}`' for each in accepted)}."
-                )
+                fields_are = f"the fields are {', '.join(f'`{each}`' for each in accepted)}."
+                raise InvalidParameter(f"There is no field `{name:.200}`{hint(name, known, fields_are)}")
         try:
             return cls.model_validate(dict(fields))
         except ValidationError as error:

@@ -175,7 +175,8 @@ async def give_feedback(
 
 
 def _read(body: bytes, reader: ItemReader) -> None:
-    reader.add(json_object(body, ("items",)).get("items"))
+    shape = ' Write {"items": [{"id": "...", "label": "..."}]}.'
+    reader.add(json_object(body, ("items",), shape).get("items"))
 
 
 @router.get("/monitor", response_model_exclude_none=True, responses=problems(RegistryUnavailable))

@@ -280,8 +280,8 @@ def _count(whole: bytes) -> bool:
     return len(whole) < max(SHORT_LIST * lists, SHORT_STRING * (strings - members))
 
 
-def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
-    """Parse a JSON object that has these members and no others."""
+def json_object(body: bytes, members: tuple[str, ...], shape: str = "") -> Mapping[str, Any]:
+    """Parse a JSON object that has these members and no others; errors about them end with its `shape`."""
     try:
         document = parse_json(body)
     except ValueError as error:
@@ -289,18 +289,26 @@ def json_object(body: bytes, members: tuple[str, ...]) -> Mapping[str, Any]:
         if document is None:
             raise MalformedBody(f"The body is not JSON: {error}.") from error
     if not isinstance(document, dict):
-        raise InvalidParameter(f"The body must be a JSON object with {' and '.join(map(repr, members))}.")
+        raise InvalidParameter(
+            f"The body must be a JSON object with {' and '.join(map(repr, members))}.{shape}"
+        )
     for name in document:
         if name not in members:
-            hint = ""
-            if name in SCORES and isinstance(document[name], list):
-                hint = f"; POST /calibrate takes {name}"
-            elif place := request_options.place_of(name):
-                hint = f"; {name} belongs in `{place}`"
+            place = _place_of(name, document[name]) if "options" in members else ""
             raise InvalidParameter(
-                f"The body has a member {name!r:.100}{hint}; it may have {', '.join(members)}."
+                f"The body has a member {name!r:.100}{place}; it may have {', '.join(members)}.{shape}"
             )
     return document
+
+
+def _place_of(name: str, value: Any) -> str:
+    """Say where a member of a request belongs that is not one of its body's."""
+    if name in SCORES and isinstance(value, list):
+        return f"; POST /calibrate takes {name}"
+    if name == "model":
+        return "; the query string names the model, as in ?model=digits"
+    place = request_options.place_of(name)
+    return f"; {name} belongs in `{place}`" if place else ""
 
 
 def _with_nan(body: bytes) -> Any:

@@ -171,7 +171,9 @@ def from_base64(text: str, name: str) -> bytes:
         data = DATA_URI.sub("", text).encode("ascii").translate(URL_ALPHABET, b" \t\r\n").rstrip(b"=")
         return binascii.a2b_base64(data + b"=" * (-len(data) % 4), strict_mode=True)
     except ValueError as error:
-        raise InvalidInput(f"{name}: The image is not base64: {error}.") from error
+        is_address = text[:8].lower().startswith(("http://", "https://"))
+        why = "addresses are not fetched; send what is there" if is_address else error
+        raise InvalidInput(f"{name}: The image is not base64: {why}.") from error
 
 
 class InputDecoder:

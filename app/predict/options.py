@@ -155,24 +155,24 @@ def _remembered(strict: bool, *members: tuple[str, type, Any]) -> Options:
 
 
 def _validated(document: Any, *, strict: bool) -> Options:
-    _refuse_many(document, NAMES, "options")
+    _refuse_unknown(document, NAMES, "options")
     if isinstance(document, dict):
-        _refuse_many(document.get("bounds"), SIDES, "options.bounds")
+        _refuse_unknown(document.get("bounds"), SIDES, "options.bounds")
     try:
         return Options.model_validate(document, strict=strict)
     except ValidationError as error:
         raise InvalidParameter(describe_validation(error.errors(), "options")) from error
 
 
-def _refuse_many(document: Any, known: Sequence[str], name: str) -> None:
-    """Refuse more members than there are options; pydantic would describe each of a million."""
-    if isinstance(document, dict) and len(document) > len(known):
-        unknown = next(member for member in document if member not in known)
-        raise InvalidParameter(f"{name}.{unknown!s:.100} is unknown; {name} takes {', '.join(known)}.")
-    if isinstance(document, dict) and name == "options":
-        for side in SIDES:
-            if side in document:
-                raise InvalidParameter(f"options.{side} belongs in `options.bounds`.")
+def _refuse_unknown(document: Any, known: Sequence[str], name: str) -> None:
+    """Refuse a member that is no option; pydantic would describe each of a million."""
+    unknown = next((m for m in document if m not in known), None) if isinstance(document, dict) else None
+    if unknown is None:
+        return
+    if name == "options" and unknown in SIDES:
+        raise InvalidParameter(f"options.{unknown} belongs in `options.bounds`.")
+    may_have = f"it may have {', '.join(known)}."
+    raise InvalidParameter(f"{name} has a member {unknown!r:.100}{hint(str(unknown), known, may_have)}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,6 +258,11 @@ def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray
             vector[position] = _number(side, number, f" of class {name!r}")
         return vector
     if isinstance(value, list | tuple):
+        if value and isinstance(value[0], list | tuple | Mapping):
+            raise InvalidBounds(
+                f"bounds.{side}[0] is a list; the bounds of a request hold for each of its rows: give one "
+                f"number for each of the {len(labels)} classes."
+            )
         if len(value) != len(labels):
             raise InvalidBounds(
                 f"bounds.{side} has {len(value)} numbers, but the model has {len(labels)} classes."

@@ -128,7 +128,7 @@ class NoInputs:
     kind: Kind = "none"
     members: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
-    refused = "This service has no model. Post logits or probabilities to /calibrate."
+    refused = "No backbone is loaded for this model: post its logits or probabilities to /calibrate."
 
     def refusal(self, member: str) -> str:
         """Say that nothing is read."""

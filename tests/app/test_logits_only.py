@@ -123,7 +123,7 @@ def test_what_needs_a_model_is_refused(logits_only: Service) -> None:
             http.post("/predict", json={"inputs": [{"image": image}]}),
         ):
             assert (answer.status_code, answer.json()["type"]) == (404, "urn:boxcal:problem:no-model")
-            assert "Post logits or probabilities to /calibrate" in answer.json()["detail"]
+            assert "post its logits or probabilities to /calibrate" in answer.json()["detail"]
         model = http.get("/model").json()
         assert (model["inputs"], model["formats"], model["labels"]) == ("none", [], list(LABELS))
         assert http.get("/health/ready").json()["model"] == "logits:3"

@@ -109,7 +109,7 @@ def test_an_unknown_model_is_not_found_and_the_names_are_listed(
     assert answer.status_code == 404
     assert answer.json()["type"].endswith("model-not-found")
     assert "did you mean 'north'" in answer.json()["detail"]
-    assert answer.json()["detail"].endswith("the models are north, south, elsewhere.")
+    assert answer.json()["detail"].endswith("The models are north, south, elsewhere.")
 
 
 def test_activating_one_never_touches_the_others(http: httpx.Client) -> None:

@@ -76,7 +76,9 @@ def test_the_service_and_its_models_are_described(client: Any) -> None:
     assert {one["name"] for one in model["outputs"]} == {"probabilities", "logits", "label", "index", "bound"}
     assert client.get_model_metadata("digits.calibrator")["inputs"][0]["shape"] == [-1, 10]
     assert [one["name"] for one in client.get_model_repository_index()] == ["digits", "digits.calibrator"]
-    with pytest.raises(InferenceServerException, match="no model 'digit'; did you mean 'digits'"):
+    with pytest.raises(
+        InferenceServerException, match=r"no model 'digit'; did you mean 'digits'\? The models are digits"
+    ):
         client.get_model_metadata("digit")
     assert not client.is_model_ready("digits", "7")
 

@@ -149,10 +149,8 @@ def choose(place: str, there: Collection[str], inputs: ModelInputs | None) -> li
         raise InvalidUpload(f"{place} has a member 'texts', which this model does not read.")
     for name in there:
         if name not in NAMES and (found or place == "The document"):
-            raise InvalidUpload(
-                f"{place} has a member {name!r:.100}{hint(name, NAMES)}; it may have "
-                f"{', '.join(f'`{each}`' for each in NAMES)}."
-            )
+            known = f"it may have {', '.join(f'`{each}`' for each in NAMES)}."
+            raise InvalidUpload(f"{place} has a member {name!r:.100}{hint(name, NAMES, known)}")
     if not found or "labels" not in there:
         shown = ", ".join(f"`{name:.100}`" for name in sorted(there)[:20]) or "no arrays"
         raise InvalidUpload(f"{place} needs `labels` and {either_of(inputs)}; it holds {shown}.")

@@ -241,10 +241,8 @@ def _wanted(asked: InferenceRequest) -> Sequence[tuple[str, int]]:
             raise InvalidParameter(f"The request has two outputs {name!r:.100}; it may name each once.")
         seen.add(name)
         if name not in OUTPUTS:
-            raise InvalidParameter(
-                f"There is no output {name!r:.100}{hint(name, OUTPUTS)}; the outputs are "
-                f"{', '.join(OUTPUTS)}."
-            )
+            outputs = f"the outputs are {', '.join(OUTPUTS)}."
+            raise InvalidParameter(f"There is no output {name!r:.100}{hint(name, OUTPUTS, outputs)}")
     return asked.outputs or [(name, 0) for name in DEFAULT_OUTPUTS]
 
 

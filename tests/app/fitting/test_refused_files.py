@@ -98,7 +98,10 @@ ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
         r"`labels` must have the shape \(N,\), got \(50, 1, 1\)",
         {"labels": LABELS[:, None, None]},
     ),
-    "unknown array": (r"has a member 'featurs'; did you mean 'features'\?", {"featurs": LOGITS}),
+    "unknown array": (
+        r"has a member 'featurs'; did you mean 'features'\? It may have `logits`, ",
+        {"featurs": LOGITS},
+    ),
     "one group": (
         "All samples belong to the group 'a'; a fit is judged on groups that it has not seen",
         {"groups": np.array(["a"] * 50)},

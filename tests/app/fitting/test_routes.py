@@ -85,7 +85,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, f"'metod'; {MEMBER}", {"url": "/fit?metod=ts", "json": GOOD}),
         (422, "'wiat'; did you mean 'wait'?", {"url": "/fit?wiat=3", "json": GOOD}),
         (422, "'version'; did you mean 'versions'?", {"url": "/compare?methods=ts&version=1", "json": GOOD}),
-        (422, "no field `metod`; did you mean 'method'?", {"json": {**GOOD, "metod": "ts"}}),
+        (422, "no field `metod`; did you mean 'method'? The fields are ", {"json": {**GOOD, "metod": "ts"}}),
         (422, "`sample_weight`", {"json": {**GOOD, "sample_weight": [1]}}),
         (422, "has a member 'label'; did you mean 'labels'?", {"files": PARTS}),
         (422, "one part `file`", {"files": BOTH}),

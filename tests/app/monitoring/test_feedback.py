@@ -126,7 +126,13 @@ def test_50_000_labels_of_unknown_predictions_do_not_stop_the_service(client: ht
         ("application/json", b"{", 400, "not JSON"),
         ("application/json", b'{"items": [{"id": "\\ud800", "label": 1}]}', 400, "not JSON"),
         ("application/json", b'{"items": []}', 422, "at least one object"),
-        ("application/json", b'{"item": []}', 422, "'item'"),
+        (
+            "application/json",
+            b'{"labels": []}',
+            422,
+            '\'labels\'; it may have items. Write {"items": [{"id": "',
+        ),
+        ("application/json", b"[]", 422, 'with \'items\'. Write {"items": [{"id": "'),
         ("text/csv", b"ident,label\n", 400, "columns"),
     ],
 )
