@@ -1,5 +1,7 @@
 """`boxcal evaluate`: how well calibrated a model is on labelled data, as it is and with a calibrator."""
 
+# ruff: noqa: PLC0415 - what asks a service is imported late
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,6 @@ from boxcal.app.cli.output import (
 )
 from boxcal.app.cli.predict import version_of
 from boxcal.app.cli.validation import read_checked
-from boxcal.app.client import BoxcalClient
 from boxcal.app.fitting.worker.reading import holds_images
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -89,6 +90,8 @@ def run(
 def _classes(loaded: ArrayCalibrator | None, url: str | None) -> Sequence[str] | None:
     """Return the names of the classes of a calibrator or of the model of a service."""
     if url is not None:
+        from boxcal.app.client import BoxcalClient
+
         with BoxcalClient(url) as client:
             return [str(name) for name in client.model()["labels"]]
     return None if loaded is None else loaded.classes
@@ -120,6 +123,8 @@ def _calibrated(
 
 
 def _through_service(logits: Floats, calibrator: str | None, url: str) -> tuple[str, Floats, Floats]:
+    from boxcal.app.client import BoxcalClient
+
     version = None if calibrator is None else version_of(calibrator)
     probabilities: list[Any] = []
     predicted: list[int] = []

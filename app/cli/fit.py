@@ -84,7 +84,7 @@ def fit(
     with joined(file, labels) as source:
         if url is None:
             with naming(file):
-                fitted = _here(source, method, budget_seconds, declared)
+                fitted = _here(source, method, budget_seconds, declared, draws=bool(diagram or html))
         elif classes is not None:
             raise UsageError("--classes names columns where there is no model; the service has one")
         else:
@@ -128,9 +128,10 @@ def _page(fitted: FinishedFit) -> bytes:
     return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
-def _here(file: Path, method: str, budget_seconds: float, declared: Declared) -> FinishedFit:
+def _here(file: Path, method: str, budget_seconds: float, declared: Declared, *, draws: bool) -> FinishedFit:
     from boxcal.app.cli.settings import read_settings
     from boxcal.app.fitting.worker.reading import fit_file
+    from boxcal.calibrators.evaluation.reliability import reliability_svg
     from boxcal.calibrators.method import parse
 
     if method != "auto":
@@ -145,7 +146,8 @@ def _here(file: Path, method: str, budget_seconds: float, declared: Declared) ->
             budget_seconds=budget_seconds,
             declared=declared,
         )
-    return FinishedFit(fitted.method, fitted.report, fitted.artifact, fitted.reliability_svg, {})
+    svg = reliability_svg(fitted.report) if draws else b""
+    return FinishedFit(fitted.method, fitted.report, fitted.artifact, svg, {})
 
 
 def _through_service(file: Path, url: str, **asked: Any) -> FinishedFit:

@@ -106,7 +106,7 @@ ROUND_TRIP_ROWS = 100
 BACKBONE = 0.3  # of the progress, where the backbone computes the logits
 
 
-def perform(task: FitTask, progress: Progress) -> FitOutcome:
+def perform(task: FitTask, progress: Progress, *, draws: bool = True) -> FitOutcome:
     """Fit, judge on unseen folds, draw, and check that the saved calibrator gives the same answers."""
     data = StoredSet(task.folder)
     begin = BACKBONE if data.needs_backbone else 0.0
@@ -134,10 +134,12 @@ def perform(task: FitTask, progress: Progress) -> FitOutcome:
             unseen=result.unseen,
             known=None if task.known is None else Sketch.read(task.known),
         )
-    progress(0.95, "drawing the reliability diagram")
     document = report.to_dict()
     document["warnings"] += [*data.notes, *(warning.to_dict() for warning in result.warnings)]
-    svg, png = reliability_images(document)
+    svg, png = b"", b""
+    if draws:
+        progress(0.95, "drawing the reliability diagram")
+        svg, png = reliability_images(document)
     document["fit"] = {
         "method": result.method,
         "nll": result.nll,

@@ -6,11 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from boxcal.app.client.bodies import pack_images
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.messages import FitTask
 from boxcal.app.fitting.worker import check, requirements
-from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
@@ -48,6 +46,8 @@ def read_validation_data(
     source = BackboneSource.of(settings)
     data, backbone = _read(path, folder, source, declared, classes)
     if data.needs_backbone:
+        from boxcal.app.fitting.worker.fit import run_backbone  # noqa: PLC0415 - the fits take long to load
+
         run_backbone(data, backbone or source.load(), limits.MAX_PIXELS, progress, reads)
     return data
 
@@ -67,12 +67,13 @@ def fit_file(
     budget_seconds: float,
     declared: Declared = NOTHING,
 ) -> FittedCalibrator:
-    """Fit a method to validation data, judge it on unseen folds and draw the reliability diagram."""
-    from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - matplotlib and the fits take long to load
+    """Fit a method to validation data and judge it on unseen folds; no diagram is drawn."""
+    from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - the fits take long to load
 
     source = BackboneSource.of(settings)
     _read(path, folder, source, declared)
-    return perform(FitTask(folder, source, method, budget_seconds=budget_seconds), progress).fitted
+    task = FitTask(folder, source, method, budget_seconds=budget_seconds)
+    return perform(task, progress, draws=False).fitted
 
 
 def extras_of(
@@ -100,6 +101,8 @@ def _read(
 ) -> tuple[StoredSet, Backbone | None]:
     """Check a file, and load the backbone if the file may hold what it reads in place of logits."""
     if path.is_dir():
+        from boxcal.app.client.bodies import pack_images  # noqa: PLC0415 - imports the whole client
+
         packed = folder / "images.zip"
         packed.write_bytes(pack_images(path))
         path = packed
