@@ -353,7 +353,7 @@ def test_a_single_log_odd_between_0_and_1_is_no_probability() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model", [LogisticRegression(), GaussianNB()])
+@pytest.mark.parametrize("model", [LogisticRegression(), pytest.param(GaussianNB(), marks=pytest.mark.long)])
 def test_the_classifier_passes_all_of_scikit_learns_checks(model: Any) -> None:
     """With 3 folds, as scikit-learn checks its own: one of its data sets has 3 samples of a class."""
     found = check_estimator(BoxCalibratedClassifier(model, "ts", cv=3), on_skip=None)

@@ -20,7 +20,7 @@ from tests.calibrators.samples import overconfident
 
 Floats = NDArray[np.float64]
 BOX = {"bound_map.lower": np.array(0.0), "bound_map.upper": np.array(1.0)}
-METHODS = ("vector", "sms", "dpb", "lb", "ts+lb", "ets", "pts", "ts+pb", "isotonic")
+METHODS = ("vector", "sms", "dpb", "lb", "ets", "ts+pb", "isotonic")
 
 
 def kinds(logits: Floats) -> dict[str, Floats]:

@@ -61,6 +61,7 @@ def test_the_fingerprint_is_of_the_weights_and_not_of_the_file(
     assert squeezenet(folder / "changed.safetensors").fingerprint != one
 
 
+@pytest.mark.long
 def test_a_vision_transformer_computes_its_last_block_for_the_class_token_alone(tmp_path: Path) -> None:
     torch.manual_seed(3)
     whole: Any = torchvision.models.vit_b_32(num_classes=5).eval()

@@ -65,7 +65,7 @@ def check_served(service: Service, backbone: OpenBackbone, done: dict[str, Any])
     np.testing.assert_allclose(rows, expected.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fc", "ta"])
+@pytest.mark.parametrize("method", ["fc", pytest.param("ta", marks=pytest.mark.long)])
 def test_a_calibrator_of_features_is_fitted_and_served(
     service: Service, backbone: OpenBackbone, arrays: dict[str, Floats], method: str
 ) -> None:

@@ -85,7 +85,7 @@ def test_logits_of_another_service_need_a_key_and_count_once(client: httpx.Clien
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of memory from Linux")
-@pytest.mark.parametrize("is_accepted", [True, False])
+@pytest.mark.parametrize("is_accepted", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_table_of_30_mb_is_read_in_pieces(client: httpx.Client, is_accepted: bool) -> None:
     digits = "1234567890" * 5
     if is_accepted:

@@ -18,7 +18,7 @@ from tests.calibrators.monitoring.streams import answers, drawn
 COUNT = 200
 CLASSES = 6
 FEATURES = 8
-QUICK = ("uncalibrated", "ts", "pb", "ts+pb", "ets", "isotonic", "fc", "ta", "nc")
+QUICK = ("uncalibrated", "ts", "pb", "ts+pb", "ta", "nc")
 
 IN_THE_BROWSER = """async ([path, cases]) => {
   const { boxSoftmax, effectiveBox } = await import(path);

@@ -269,7 +269,7 @@ def run_shown_command(page: Page, folder: Path) -> Any:
     return json.loads(ran.stdout)
 
 
-@pytest.mark.parametrize("label", HOSTILE)
+@pytest.mark.parametrize("label", HOSTILE[::2])
 def test_the_shown_command_sends_what_the_page_sent(hostile: Page, tmp_path: Path, label: str) -> None:
     answered = Answered(hostile)
     write_logits(hostile, "1.25, -0.1, 1e-7, 2, 0.3333333333333333")

@@ -43,7 +43,9 @@ def metric(service: Service, name: str) -> float:
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
-@pytest.mark.parametrize("fault", [signal.SIGSTOP, signal.SIGUSR2, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "fault", [signal.SIGSTOP, pytest.param(signal.SIGUSR2, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_a_process_that_stops_hangs_or_dies_is_replaced(service: Service, fault: signal.Signals) -> None:
     started, restarts = len(ready(service)), metric(service, "boxcal_process_restarts_total")
     hung, ended = service.log().count("hangs for 6 s"), service.log().count("it starts again")

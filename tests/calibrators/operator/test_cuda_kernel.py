@@ -40,6 +40,7 @@ for whole in (True, False):
 """
 
 
+@pytest.mark.long
 def test_a_row_that_fits_is_read_once_and_written_once() -> None:
     """Compiled for an H100, which needs none: logits, two bounds and a temperature in, two rows out."""
     found = subprocess.run(
