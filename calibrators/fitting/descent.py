@@ -20,8 +20,8 @@ Loss = Callable[[Array], float]
 AGREE_WITHIN = 1e-6
 PATIENCE, FAR = 100, 5e-4
 """Iterations after which starts are given up, and how many nats above the lowest end they then are."""
-MOST_HALTON = 256
-"""Coordinates of a Halton sequence at most."""
+MOST_EVEN = 8
+"""Coordinates whose directions are a sequence, at most."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +149,20 @@ class _GivingUp:
 
 
 def _steps(count: int, size: int, seed: int) -> Array:
-    """Return directions (count, size) between -1 and 1 that fill the cube evenly.
+    """Return directions (count, size) between -1 and 1, which in few coordinates fill the cube evenly.
 
-    A Halton sequence needs permutations of as many numbers as its primes add up to, 12 GB for 10,000
-    coordinates, and is not more even than random numbers there.
+    These are multiples of powers of the generalised golden ratio, the root of x^(size + 1) = x + 1 (Roberts
+    2018), from a random point on. In many coordinates that is not more even than random numbers.
     """
-    if size <= MOST_HALTON:
-        from scipy.stats import qmc  # noqa: PLC0415 - loads for a second, and few methods have several starts
-
-        return np.asarray(qmc.Halton(size, seed=seed).random(count)) * 2.0 - 1.0
-    return np.random.default_rng(seed).uniform(-1.0, 1.0, (count, size))
+    random = np.random.default_rng(seed)
+    if size > MOST_EVEN:
+        return random.uniform(-1.0, 1.0, (count, size))
+    ratio = 1.0
+    for _ in range(60):
+        ratio = (1.0 + ratio) ** (1.0 / (size + 1))
+    shares = ratio ** -np.arange(1.0, size + 1)
+    steps: Array = 2.0 * ((random.uniform(size=size) + np.outer(np.arange(count), shares)) % 1.0) - 1.0
+    return steps
 
 
 def not_above(
