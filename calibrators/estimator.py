@@ -182,7 +182,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if unknown.any():
             row = int(unknown.argmax())
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
-        self.check_arguments(self.classes_)
+        self._check_arguments(self.classes_)
         if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
             raise InvalidDataError(refusal)
         result: FitResult = fit(
@@ -250,7 +250,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             raise InvalidDataError(f'scores is {self.scores!r}; use "auto" or one of {", ".join(KINDS)}.')
         return as_logits(values, self.scores)[0]
 
-    def check_arguments(self, classes: NDArray[Any]) -> None:
+    def _check_arguments(self, classes: NDArray[Any]) -> None:
         """Refuse a method that does not exist, and bounds that these classes (K,) cannot have."""
         if self.method != "auto":
             parse(self.method)
@@ -409,7 +409,7 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
                     stacklevel=2,
                 )
             splits = self._splits(rows, names, groups)
-            self._calibrator(known).check_arguments(known)
+            self._calibrator(known)._check_arguments(known)
             scores = cross_val_predict(
                 self.estimator,
                 rows,
