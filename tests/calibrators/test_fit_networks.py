@@ -175,6 +175,7 @@ def test_a_bound_too_small_for_a_gradient_has_an_infinite_loss() -> None:
     assert not gradient.any()
 
 
+@pytest.mark.long
 def test_joint_fits_begin_where_the_networks_that_they_contain_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """No fold begins with networks that its unseen rows have a part in."""
     begun: list[Sequence[networks.Place]] = []

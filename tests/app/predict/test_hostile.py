@@ -297,9 +297,8 @@ NAMES = ["".join(letters) for letters in itertools.islice(itertools.product(LETT
 @pytest.mark.parametrize(
     "body",
     [
-        *(listed(item, 200_000) for item in (b"[1.555]", b"[30000]", b"[0,1,2]", b"[1.5,2.5]", b"[300,300]")),
-        *(listed(item, 80_000) for item in (b"[0.25,0.5]", b'{"a":0.5,"b":0.25}')),
-        listed(b'{"logits":[1,2],"label":1}', 60_000),
+        *(listed(item, 200_000) for item in (b"[1.555]", b"[0,1,2]", b"[300,300]")),
+        listed(b'{"a":0.5,"b":0.25}', 80_000),
         ("{" + ",".join(f'"{name}aa":0' for name in NAMES) + "}").encode(),
         ("[" + ",".join(f'"{name[1:]}"' for name in 4 * NAMES) + "]").encode(),
     ],

@@ -129,7 +129,7 @@ def test_class_frequencies_of_shifted_traffic_are_found() -> None:
     assert np.abs(unshifted - source).max() < 0.01
 
 
-@pytest.mark.parametrize("source_rows", [math.inf, 300.0])
+@pytest.mark.parametrize("source_rows", [pytest.param(math.inf, marks=pytest.mark.long), 300.0])
 def test_a_shift_is_told_at_its_level(source_rows: float) -> None:
     random = np.random.default_rng(5)
     pool = answers(random, 20_000, scale=6.0)
