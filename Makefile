@@ -18,7 +18,8 @@ RELEASE := $(RELEASE_VENV)/.installed
 TAG ?=
 PYTEST_WORKERS ?= 2
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
-PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+# Where PYTHONDONTWRITEBYTECODE is set, as in some images, each service that a test starts would compile all modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 # `compat` puts the checkout on sys.path. Otherwise `import boxcal` in the folder that contains a clone named boxcal finds the clone,
 # a folder without __init__.py, before it finds the package.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -12,10 +11,6 @@ import numpy as np
 import pytest
 
 from tests.pauses import PAUSES
-
-# Where it is set, as in some images, each service that a test starts compiles all modules anew.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
