@@ -251,8 +251,9 @@ class RequestMiddleware:
         status = error.status_code if isinstance(error, HTTPException) else None
         path = _path(scope)
         if status == HTTPStatus.NOT_FOUND:
-            meant = hint(path, (route.path for route in self._routes if isinstance(route, Route)))
-            return errors.RouteNotFound(f"No route has the path {path}{meant or ';'} /docs lists all routes.")
+            routes = (route.path for route in self._routes if isinstance(route, Route))
+            listed = hint(path, routes, "/docs lists all routes.")
+            return errors.RouteNotFound(f"No route has the path {path}{listed}")
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             matching = [route for route in self._routes if route.matches(dict(scope))[0] != Match.NONE]
             allowed = {method for route in matching for method in getattr(route, "methods", None) or ()}

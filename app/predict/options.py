@@ -258,7 +258,7 @@ def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray
             vector[position] = _number(side, number, f" of class {name!r}")
         return vector
     if isinstance(value, list | tuple):
-        if value and isinstance(value[0], list | tuple | Mapping):
+        if value and isinstance(value[0], list | tuple):
             raise InvalidBounds(
                 f"bounds.{side}[0] is a list; the bounds of a request hold for each of its rows: give one "
                 f"number for each of the {len(labels)} classes."
