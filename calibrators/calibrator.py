@@ -60,6 +60,9 @@ class Calibrator(TwoStages):
     def __call__(self, logits: Tensor, bounds: Bounds | None = None) -> Tensor:
         """Give probabilities (N, K) in float64 for logits (N, K), inside the bounds if any are given.
 
+        Differentiable in the logits; `isotonic` and `venn-abers`, which look values up in a table, give no
+        gradient.
+
         Raises
         ------
         InvalidDataError
@@ -67,7 +70,6 @@ class Calibrator(TwoStages):
         """
         return self.calibrate(logits, bounds).probabilities
 
-    @torch.no_grad()
     def calibrate(self, logits: Tensor, bounds: Bounds | None = None) -> Calibrated:
         """Calibrate a batch; the fitted box yields to the one asked for as little as it must.
 
@@ -82,12 +84,17 @@ class Calibrator(TwoStages):
         ------
         InvalidDataError
             If the logits do not have K columns, or the features D.
+        TypeError
+            If the bounds are no `Bounds`.
         """
         scores = torch.as_tensor(logits)
         self._check_width(tuple(scores.shape))
-        wide = scores.to(torch.float64)
+        if not isinstance(bounds, Bounds | None):
+            raise TypeError(f"bounds must be boxcal.Bounds(lower, upper), not {type(bounds).__name__}")
+        wide = (scores if self.logit_map.has_onnx_form else scores.detach()).to(torch.float64)
         relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
-        if bounds is None and self.plain is not None and wide.device.type == "cpu":
+        is_recorded = wide.requires_grad and torch.is_grad_enabled()
+        if bounds is None and self.plain is not None and wide.device.type == "cpu" and not is_recorded:
             rows = self.plain(wide.detach().contiguous().numpy())
             probabilities, mapped = (torch.from_numpy(array) for array in rows)
             lower, upper = self.bound_map(mapped)

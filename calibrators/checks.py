@@ -7,7 +7,10 @@ fit to them.
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
+from boxcal.calibrators.errors import ValidationDataWarning
 from boxcal.calibrators.label_checks import (
     intercept,
     is_associated,
@@ -138,6 +142,16 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     return warnings
 
 
+def warn_of_serious(findings: Iterable[DataWarning]) -> None:
+    """Warn of each serious finding, at the line outside of this package that asked for the fit."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("boxcal."):
+        frame, level = frame.f_back, level + 1
+    for finding in findings:
+        if finding.severity == "serious":
+            warnings.warn(f"{finding.code}: {finding.message}", ValidationDataWarning, stacklevel=level)
+
+
 def absent_classes(labels: Labels, num_classes: int) -> NDArray[np.int64]:
     """List the classes that no label names."""
     return np.flatnonzero(np.bincount(labels, minlength=num_classes) == 0)
@@ -236,7 +250,10 @@ def _other_kind(rows: RowStatistics, logits: NDArray[Any]) -> DataWarning | None
             " models: send their logits, log(p / (1 - p))"
         )
         return DataWarning("sigmoids", "serious", message, len(logits))
-    message = f"all logits are at least 0 and every row sums to {WHOLE[kind]:g}: set scores={kind}"
+    message = (
+        f"all logits are at least 0 and every row sums to {WHOLE[kind]:g}: set scores={kind}, or fit their"
+        " logarithms"
+    )
     return DataWarning("rows_sum_to_constant", "serious", message, len(logits))
 
 

@@ -208,9 +208,17 @@ def check_labels(labels: Any, num_samples: int, num_classes: int) -> Indices:
     InvalidDataError
         If a label is invalid; the message names the first row and value.
     """
-    array = as_array(labels, "labels")
+    try:
+        array = as_array(labels, "labels")
+    except InvalidDataError as error:
+        raise InvalidDataError(
+            f"{error}: class indices, 0 to {num_classes - 1}; `fit` takes names with a DataFrame of logits,"
+            " whose columns they name"
+        ) from error
     if array.ndim != 1:
-        raise InvalidDataError(f"labels must have shape (N,), not {array.shape}")
+        is_one_hot = array.shape == (num_samples, num_classes)
+        advice = "; of a one-hot encoding take `argmax(axis=1)`" if is_one_hot else ""
+        raise InvalidDataError(f"labels must have shape (N,), not {array.shape}{advice}")
     if len(array) != num_samples:
         raise InvalidDataError(f"there are {num_samples} rows of logits but {len(array)} labels")
     whole = np.isfinite(array) & (array == np.floor(array)) if array.dtype.kind == "f" else True
@@ -219,6 +227,7 @@ def check_labels(labels: Any, num_samples: int, num_classes: int) -> Indices:
         row = int(np.argmin(good))
         raise InvalidDataError(
             f"labels must be class indices 0 to {num_classes - 1}; row {row} is {array[row].item()}"
+            + ("; they go from 1: subtract 1" if (array.min(), array.max()) == (1, num_classes) else "")
         )
     return array.astype(np.int64)
 

@@ -29,7 +29,7 @@ from sklearn.utils.validation import (
 )
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
-from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
+from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.html_report import fit_fragment
 from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
@@ -196,9 +196,6 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         )
         named = result.on_arrays.named([str(name) for name in self.classes_])
         self.result_ = replace(result, on_arrays=named)
-        for finding in result.warnings:
-            if finding.severity == "serious":
-                warnings.warn(f"{finding.code}: {finding.message}", ValidationDataWarning, stacklevel=2)
         return self
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:

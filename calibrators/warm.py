@@ -9,8 +9,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.report import cross_fitted_report
-from boxcal.calibrators.fitting.api import fit
+from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from boxcal.calibrators.monitoring.champion_challenger import Duel
 from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
@@ -34,8 +35,8 @@ def warm() -> None:
     # Wrong labels of confident rows, so that the fits arrive at bounds that hold some rows.
     labels = np.where(np.arange(ROWS) % 6, rows.argmax(axis=1), np.arange(ROWS) % CLASSES)
     for method in METHODS:
-        fit(method, rows, labels)
-        fit(method, rows.astype(np.float32), labels)
+        fit_data(method, ValidationSet(rows, labels))
+        fit_data(method, ValidationSet(rows.astype(np.float32), labels))
     cross_fitted_report("ts", rows, labels)
     _warm_monitoring(random.dirichlet(np.ones(CLASSES), ROWS), labels)
 

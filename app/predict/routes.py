@@ -56,7 +56,7 @@ from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.schemas.predictions import Answer
-from boxcal.app.tables.arrays import as_logits, check_scores, read_npy, read_rows, write_npy
+from boxcal.app.tables.arrays import as_logits, check_kind, check_scores, read_npy, read_rows, write_npy
 from boxcal.calibrators.scores import LOGITS
 
 BINARY = {"type": "string", "format": "binary"}
@@ -251,6 +251,7 @@ async def calibrate(request: DirectRequest) -> None:
     posted = await read(request, CALIBRATE_TYPES, SCORES)
     content = read_npy(posted.content) if posted.kind == NPY else posted.content
     rows = len(content) if isinstance(content, list) or getattr(content, "ndim", 0) in {1, 2} else 0
+    is_declared = bool(request.scope["query_string"]) and "scores" in request.query_params
 
     def logits(check_finite: bool) -> Float64Array:
         check_finite |= posted.member != LOGITS
@@ -260,6 +261,8 @@ async def calibrate(request: DirectRequest) -> None:
         else:
             scores = read_rows(content, num_classes, posted.member, check_finite=check_finite)
             dtype = DOUBLE
+        if posted.member == LOGITS and not is_declared:
+            check_kind(scores)
         return as_logits(scores, posted.member, dtype)
 
     as_npy = accepts_npy(request, posted.options)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.http.problems import InvalidLogits, MalformedBody
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import PRECISION, two_columns
+from boxcal.calibrators.scores import LOGITS, PRECISION, ScoreLook, two_columns
 from boxcal.calibrators.scores import as_logits as converted
 
 Array = NDArray[Any]
@@ -78,6 +78,8 @@ def read_header(file: IO[bytes], length: int) -> Header:
 
 
 WRITE_BYTES = 2**18
+ENOUGH_TO_REFUSE = 8
+"""Rows of a request whose first ones tell their kind: logits of so many do not sum to 1 by chance."""
 DOT_NUMBERS = 8192
 """BLAS takes the product of longer vectors with threads that wait for each other: 10 ms on busy cores."""
 
@@ -187,6 +189,17 @@ def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> ND
         return converted(scores, kind, precision=max(PRECISION, precision))[0]
     except InvalidDataError as error:
         raise InvalidLogits(str(error)) from error
+
+
+def check_kind(logits: NDArray[np.float64]) -> None:
+    """Refuse rows (N, K) that were sent as logits and look like probabilities or percentages."""
+    if len(logits) < ENOUGH_TO_REFUSE or logits[0].min() < 0:
+        return
+    if refusal := ScoreLook.of([logits[:ENOUGH_TO_REFUSE]]).refusal(LOGITS):
+        raise InvalidLogits(
+            f"{refusal} It is part of the query string; a JSON body names its rows `probabilities` or"
+            " `percent`."
+        )
 
 
 def _not_a_number(name: str, row: Sequence[Any]) -> str:

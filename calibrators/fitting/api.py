@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from boxcal.calibrators.checks import check_fit
+from boxcal.calibrators.checks import check_fit, warn_of_serious
 from boxcal.calibrators.data import (
     Backbone,
     ValidationSet,
@@ -39,7 +39,7 @@ def fit(
     """Fit a calibrator to validation data by minimising the mean negative log-likelihood.
 
     The same data, method and seed give the same calibrator. The identity is always a candidate, so the NLL is
-    never higher than without calibration.
+    never higher than without calibration. Each serious finding about the data is a `ValidationDataWarning`.
 
     Parameters
     ----------
@@ -99,6 +99,7 @@ def fit(
     )
     result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
     warnings = (*check_fit(method, data), *result.warnings)
+    warn_of_serious(warnings)
     return replace(result, on_arrays=result.on_arrays.named(classes), warnings=warnings)
 
 

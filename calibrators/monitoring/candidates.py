@@ -14,8 +14,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, TwoStages
-from boxcal.calibrators.data import ValidationSet
-from boxcal.calibrators.fitting.api import fit
+from boxcal.calibrators.data import ValidationSet, check_validation_set
+from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.maps.temperature import best_temperature
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,
@@ -115,7 +115,7 @@ def candidates(
         prior = rows.mean(axis=0)
         found.append(Candidate(calibrator, nll, parameters, nll + parameters / len(truth), prior))
 
-    add(fit("ts", scores, truth).on_arrays, 1)
+    add(fit_data("ts", check_validation_set(scores, truth)).on_arrays, 1)
     if len(everything) >= FEWEST_ROWS:
         target = estimate_class_prior(champion(everything), source)
         add(adjust_class_prior(champion, source, target), 0)

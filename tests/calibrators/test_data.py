@@ -32,11 +32,13 @@ def changed(row: int, column: int, value: float) -> np.ndarray:
         (GOOD[:1], LABELS[:1], "N = 1"),
         (GOOD, LABELS[:3], "4 rows of logits but 3 labels"),
         (GOOD, LABELS[:, None], r"shape \(N,\), not \(4, 1\)"),
-        (GOOD, np.array([0, 1, 3, 0]), "indices 0 to 2; row 2 is 3"),
+        (GOOD, np.eye(3)[LABELS], r"not \(4, 3\); of a one-hot encoding take `argmax\(axis=1\)`"),
+        (GOOD, np.array([0, 1, 3, 0]), "indices 0 to 2; row 2 is 3$"),
+        (GOOD, LABELS + 1, "row 2 is 3; they go from 1: subtract 1"),
         (GOOD, np.array([0, -1, 2, 0]), "row 1 is -1"),
         (GOOD, np.array([0, 1, 0.5, 0]), "row 2 is 0.5"),
         (GOOD, np.array([0, 1, 2, math.nan]), "row 3 is nan"),
-        (GOOD, np.array(["a", "b", "c", "d"]), "labels must hold numbers"),
+        (GOOD, np.array(["a", "b", "c", "d"]), "numbers, not <U1: class indices, 0 to 2; `fit` takes names"),
         ([[1.0, 2.0], [3.0]], [0, 1], "not a rectangular array"),
     ],
 )
@@ -120,6 +122,12 @@ def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
 def test_what_comes_beside_logits_must_fit(extras: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidDataError, match=message):
         fit("ts", GOOD, LABELS, **extras)
+
+
+def test_bounds_that_are_none_are_refused() -> None:
+    wrong: Any = (0.1, 0.5)
+    with pytest.raises(TypeError, match=r"bounds must be boxcal\.Bounds\(lower, upper\), not tuple"):
+        fit("ts", GOOD, LABELS).calibrator(torch.from_numpy(GOOD), wrong)
 
 
 def test_a_calibrator_refuses_another_number_of_classes() -> None:

@@ -175,14 +175,16 @@ def test_a_trained_model_is_given_frozen() -> None:
         BoxCalibratedClassifier(LogisticRegression(), "ts", cv="prefit").fit(*samples(3))
 
 
-def test_serious_findings_are_warnings() -> None:
+def test_serious_findings_are_warnings_at_the_line_that_fits() -> None:
     logits, labels = data()
-    with pytest.warns(ValidationDataWarning, match="error_rate: error rate"):
+    probabilities = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True))
+    with pytest.warns(ValidationDataWarning, match="error_rate: error rate") as found:
         BoxCalibrator(method="ts").fit(logits, (labels + 1) % 3)
-    with pytest.warns(ValidationDataWarning, match="rows_sum_to_constant"):
-        BoxCalibrator(method="ts", scores="logits").fit(
-            np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)), labels
-        )
+    with pytest.warns(ValidationDataWarning, match="rows_sum_to_constant") as more:
+        BoxCalibrator(method="ts", scores="logits").fit(probabilities, labels)
+    with pytest.warns(ValidationDataWarning, match=r"sums to 1: .* or fit their logarithms") as plain:
+        fit("ts", probabilities, labels)
+    assert {one.filename for one in [*found, *more, *plain]} == {__file__}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -204,7 +206,6 @@ def test_scikit_learns_checks_fail_only_where_columns_are_no_classes() -> None:
     assert len(passed - failed.keys()) > 40
 
 
-@pytest.mark.filterwarnings("ignore::boxcal.calibrators.errors.ValidationDataWarning")
 @pytest.mark.parametrize("columns", TOO_MANY_COLUMNS)
 def test_these_checks_pass_where_each_column_is_named_a_class(columns: int) -> None:
     estimator = BoxCalibrator("ts", classes=list(range(columns)))

@@ -228,6 +228,24 @@ def test_request_bounds_meet_the_fitted_ones() -> None:
     torch.testing.assert_close(calibrator(logits), box_constrained_softmax(logits, *fitted), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("method", ["ts", "ts+pb", "ets+lb", "dirichlet", "mix+sms", "auto"])
+def test_answers_are_differentiable_in_the_logits(method: str) -> None:
+    logits, labels = contaminated(400, 4)
+    calibrator = fit(method, logits, labels).calibrator
+    given = logits[:3].clone().requires_grad_()
+    assert torch.equal(calibrator(given).detach(), calibrator(logits[:3]))
+    assert torch.autograd.gradcheck(calibrator, (given,))
+    assert torch.autograd.gradcheck(lambda rows: calibrator(rows, Bounds(0.05, 0.6)), (given,))
+    with torch.no_grad():
+        assert not calibrator(given).requires_grad
+
+
+def test_answers_from_a_table_give_no_gradient() -> None:
+    logits, labels = contaminated(400, 4)
+    calibrator = fit("isotonic", logits, labels).calibrator
+    assert not calibrator(logits.clone().requires_grad_()).requires_grad
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_one_more_sample_joins_as_in_a_fit_from_scratch(seed: int, label: float) -> None:

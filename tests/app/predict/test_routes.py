@@ -213,6 +213,22 @@ def test_arrays_that_are_wrong_are_named(http: httpx.Client, array: Any, status:
     assert words in problem(http.post("/calibrate", content=npy(array), headers=NPY), status)
 
 
+def test_probabilities_sent_as_logits_are_refused_unless_they_are_declared(http: httpx.Client) -> None:
+    powers = np.exp(np.random.default_rng(0).normal(size=(8, 10)))
+    rows = powers / powers.sum(axis=1, keepdims=True)
+    for sent in (rows, 100 * rows, rows.round(3)):
+        for body in ({"content": npy(sent), "headers": NPY}, {"json": {"logits": sent.tolist()}}):
+            said = problem(http.post("/calibrate", **body), 422)
+            kind = "percentages" if sent.max() > 1 else "probabilities"
+            assert f"`logits` look like {kind}: every value is at least 0" in said
+            assert said.endswith("a JSON body names its rows `probabilities` or `percent`.")
+            assert http.post("/calibrate?scores=logits", **body).is_success
+    few = http.post("/calibrate", json={"logits": rows[:7].tolist()})
+    of_relu = http.post("/calibrate", content=npy(np.maximum(np.log(rows) + 3, 0)), headers=NPY)
+    assert few.is_success
+    assert of_relu.is_success
+
+
 def test_an_array_that_promises_more_than_it_brings_is_refused(http: httpx.Client) -> None:
     body = npy(np.zeros((2, 10)))
     lying = body.replace(b"(2, 10)", b"(9, 10)")
