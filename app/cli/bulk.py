@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -37,16 +37,16 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
-from boxcal.app.tables.columns import LABEL, choose_columns
-from boxcal.app.tables.formats import BATCH_ROWS, open_table, readable
+from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
+from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
 from boxcal.app.tables.kinds import START_BYTES, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
+from boxcal.app.tables.sample_schema import FEATURES, ModelInputs, either_of, tokens_of
 from boxcal.app.tables.sample_schema import TEXTS as TEXT_MEMBER
-from boxcal.app.tables.sample_schema import ModelInputs, tokens_of
 from boxcal.app.tables.scores import check_kind, logits_of
 from boxcal.app.tables.values import samples_of_batch, scores_of_batch
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box
-from boxcal.calibrators.scores import LOGITS, ScoreLook
+from boxcal.calibrators.scores import LOGITS, PROBABILITIES, ScoreLook
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.inputs.base import Samples
@@ -91,18 +91,24 @@ class Source:
 
 
 class RowFile:
-    """A table of scores, features or texts, read in parts; labels that it has are not read."""
+    """A table, or arrays, of scores, features or texts, read in parts; labels that it has are not read."""
 
     def __init__(self, path: Path, backbone: Backbone, declared: Declared) -> None:
         with path.open("rb") as file:
-            kind = table_kind(file.read(START_BYTES))
+            start = file.read(START_BYTES)
+        kind = next((kind for kind, magic in ARRAYS.items() if start.startswith(magic)), table_kind(start))
         if kind is None:
             raise InvalidUpload(
-                "The file is no folder of images, and no .parquet, .arrow, .csv or .json of records."
+                "The file is no folder of images, and no .parquet, .arrow, .csv, .npz, .npy or .json of"
+                " records."
             )
         self._kind, self._backbone, self._samples = kind, backbone, ModelInputs.of(backbone)
         with readable(kind):
-            self._table = open_table(path if kind == "parquet" else pa.OSFile(str(path)), kind)
+            if kind in ARRAYS:
+                table, declared = _table_of_arrays(path, self._samples, declared)
+                self._table = in_memory(table)
+            else:
+                self._table = open_table(path if kind == "parquet" else pa.OSFile(str(path)), kind)
         names, label = self._table.names, declared.label or LABEL
         own = () if self._samples is None else self._samples.table_columns
         self.has_samples = bool(own) and set(own) <= set(names)
@@ -153,6 +159,41 @@ class RowFile:
         return logits_of(values, self._columns.kind, first)[0]
 
 
+ARRAYS = {"npy": b"\x93NUMPY", "npz": b"PK"}
+"""How files of arrays begin."""
+
+
+def _table_of_arrays(
+    path: Path, samples: ModelInputs | None, declared: Declared
+) -> tuple[pa.Table, Declared]:
+    """Give the scores or features of `.npz`, or the one array of `.npy`, as a table, and what it holds."""
+    reads = FEATURES if samples is not None and samples.member == FEATURES and not declared.scores else None
+    with path.open("rb") as file:
+        loaded = np.load(file, allow_pickle=False)
+        there = {reads or LOGITS: loaded} if isinstance(loaded, np.ndarray) else loaded
+        arrays = {name: there[name] for name in (*SCORES, reads, "classes") if name in there}
+    found = [name for name in arrays if name != "classes"]
+    if len(found) != 1:
+        shown = ", ".join(f"`{name:.100}`" for name in there) or "nothing"
+        raise InvalidUpload(f"The file must hold {either_of(samples)}; it holds {shown}.")
+    (name,) = found
+    rows = arrays[name].astype(arrays[name].dtype.newbyteorder("="), copy=False)
+    if rows.ndim not in {1, 2} or rows.dtype.kind not in "fiu":
+        raise InvalidUpload(f"`{name}` must be numbers (N, K), got {rows.dtype} of the shape {rows.shape}.")
+    if name == PROBABILITIES:
+        declared = replace(declared, scores=kind_of(name, declared))
+    names = [str(one) for one in arrays["classes"].tolist()] if "classes" in arrays else declared.classes
+    names = samples.names if samples is not None and name == FEATURES else names
+    if name != FEATURES and (rows.ndim == 1 or rows.shape[1] == 1):
+        return pa.table({"score": rows.ravel()}), declared
+    if names is None:
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+        return pa.table({name: lists}), declared
+    if rows.shape[1:] != (len(names),):
+        raise InvalidUpload(f"`{name}` has the shape {rows.shape}; it must be (N, {len(names)}).")
+    return pa.table([pa.array(np.ascontiguousarray(one)) for one in rows.T], [*names]), declared
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What predicts."""
@@ -180,7 +221,7 @@ class Loaded:
 
 
 def source_of(path: Path, loaded: Loaded, declared: Declared, run: Run) -> Source:
-    """Open a folder of images, or a table of features, texts, logits or probabilities."""
+    """Open a folder of images, or a table or arrays of features, texts, logits or probabilities."""
     backbone, calibrator, settings = loaded.backbone, loaded.calibrator, loaded.settings
     given = settings.max_batch_size if "max_batch_size" in settings.model_fields_set else None
     if path.is_dir():

@@ -38,8 +38,8 @@ def predict(
             metavar="SOURCE...",
             exists=True,
             readable=True,
-            help="Images; with --output, a folder of them or a table (`.parquet`, `.arrow`, `.csv`) of "
-            "logits, probabilities, features or texts.",
+            help="Images; with --output, a folder of them or a table (`.parquet`, `.arrow`, `.csv`, `.npz`, "
+            "`.npy`) of logits, probabilities, features or texts.",
         ),
     ],
     *,

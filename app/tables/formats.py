@@ -6,11 +6,13 @@ A batch is decompressed before it is counted; the memory limit of the worker pro
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import orjson
 import pyarrow as pa
@@ -29,6 +31,7 @@ BLOCK_BYTES = 4 * 2**20
 BATCH_ROWS = 8192
 PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
+DAMAGED_ZIP = (BadZipFile, zlib.error, EOFError)
 DECIMAL_COMMA = re.compile(
     rb"(?:^|[;\t|])\"?-?\d+,\d+(?:e[-+]?\d+)?\"?(?=[;\t|\r\n])", re.IGNORECASE | re.MULTILINE
 )
@@ -61,7 +64,7 @@ def readable(kind: str) -> Generator[None]:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
     except (MemoryError, BoxcalError):
         raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, *DAMAGED_ZIP) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         said = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
@@ -131,12 +134,14 @@ def _open_records(file: IO[bytes]) -> OpenTable:
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != rows[0].keys():
             raise InvalidUpload(f"Record {number} of the document does not have the members of the first.")
-    table = pa.Table.from_pylist(rows)
+    return in_memory(pa.Table.from_pylist(rows))
 
+
+def in_memory(table: pa.Table) -> OpenTable:
     def batches(read: Sequence[str], _: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
         return _valid(iter(table.select(list(read)).to_batches(size)))
 
-    return _typed(table.schema, len(rows), batches)
+    return _typed(table.schema, len(table), batches)
 
 
 def _open_csv(file: IO[bytes]) -> OpenTable:

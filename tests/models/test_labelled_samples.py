@@ -30,6 +30,7 @@ from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.tables.labels import Declared
 from boxcal.app.tables.sample_schema import ModelInputs
+from tests.app.fitting.files import npy
 from tests.app.running import running
 from tests.models.files import CLASS_NAMES as CLASSES
 from tests.models.files import TEXTS, declare, linear, load
@@ -337,6 +338,12 @@ def test_bulk_prediction_of_tables(
     logits = of_model(frame, backbone).astype(np.float64)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.testing.assert_allclose(pq.read_table(output)["probabilities"].to_pylist(), expected, atol=1e-5)
+    if model == "numeric":
+        for name, content in (("in.npz", as_npz(frame)), ("in.npy", npy(frame[NAMES].to_numpy(float)))):
+            (tmp_path / name).write_bytes(content)
+            bulk.run(tmp_path / name, output, lower=None, upper=None, calibrator=None)
+            found = pq.read_table(output)["probabilities"].to_pylist()
+            np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_text_without_tokens_is_named_by_its_row(

@@ -75,6 +75,74 @@ def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> Non
     np.testing.assert_array_equal(outputs[1], outputs[2])
 
 
+SHARES = softmax(LOGITS, axis=1)
+ORDER = [2, 0, 1]
+ARRAYS: dict[str, Any] = {
+    "npy": LOGITS,
+    "npy, big endian": LOGITS.astype(">f8"),
+    "logits": {"logits": LOGITS, "labels": LOGITS.argmax(axis=1)},
+    "probabilities": {"probabilities": SHARES, "groups": np.arange(50)},
+    "named classes": {"probabilities": SHARES[:, ORDER], "classes": np.array(list("012"))[ORDER]},
+}
+
+
+def saved_arrays(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / ("in.npz" if isinstance(content, dict) else "in.npy")
+    if isinstance(content, dict):
+        np.savez_compressed(path, **content)
+    else:
+        np.save(path, content)
+    return path
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_are_read_as_fits_read_them(kind: str, tmp_path: Path) -> None:
+    given, output = saved_arrays(tmp_path, ARRAYS[kind]), tmp_path / "out.parquet"
+    assert bulk.run(given, output, lower=None, upper=None, calibrator=None) == 50
+    found = np.array(pq.read_table(output)["probabilities"].to_pylist())
+    np.testing.assert_allclose(found, SHARES, atol=1e-12)
+
+
+def test_one_score_of_two_classes_in_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
+    output = tmp_path / "out.parquet"
+    for content in ({"probabilities": SHARES[:, 1]}, np.log(SHARES[:, 1:2] / (1 - SHARES[:, 1:2]))):
+        given = saved_arrays(tmp_path, content)
+        bulk.run(given, output, lower=None, upper=None, calibrator=None)
+        found = np.array(pq.read_table(output)["probabilities"].to_pylist())
+        np.testing.assert_allclose(found[:, 1], SHARES[:, 1], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (SHARES, "`logits` look like probabilities: .* Set --scores probabilities"),
+        ({"labels": LOGITS}, "must hold either `logits` or `probabilities`; it holds `labels`"),
+        ({"logits": LOGITS, "probabilities": SHARES}, "it holds `logits`, `probabilities`"),
+        (np.zeros((2, 3, 4)), r"`logits` must be numbers \(N, K\), got float64 of the shape \(2, 3, 4\)"),
+        (np.array([["a"] * 3]), "got <U1 of the shape"),
+        (np.array([[None] * 3]), r"no readable .npy: Object arrays cannot be loaded"),
+        (LOGITS[:, :2], "The rows have 2 numbers, the model has 3 classes"),
+        ({"logits": LOGITS, "classes": list("01")}, r"has the shape \(50, 3\); it must be \(N, 2\)"),
+        ({"logits": LOGITS, "classes": list("abc")}, "The column 'a' is no class of the model"),
+    ],
+)
+def test_arrays_that_are_no_scores_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    given = saved_arrays(tmp_path, content)
+    with pytest.raises(UsageError, match=message):
+        bulk.run(given, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    whole = saved_arrays(tmp_path, {"logits": LOGITS})
+    content = bytearray(whole.read_bytes())
+    content[len(content) // 2] ^= 1
+    for damaged in (content, content[:100]):
+        whole.write_bytes(damaged)
+        with pytest.raises(UsageError, match=r"in.npz: The file is no readable .npz: "):
+            bulk.run(whole, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
+
+
 def test_one_column_of_probabilities_is_no_logit(
     boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
