@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -59,7 +60,9 @@ LabelColumn = Annotated[
 ClassColumns = Annotated[
     str | None,
     typer.Option(
-        "--classes", metavar="A,B,C", help="The columns of the classes, in the order of their indices."
+        "--classes",
+        metavar="A,B,C|FILE",
+        help="The columns of the classes, in the order of their indices; or a file with one in each line.",
     ),
 ]
 Ignored = Annotated[str | None, typer.Option(metavar="A,B", help="Columns to leave out.")]
@@ -78,7 +81,15 @@ def declared_of(
     return Declared(
         scores,
         label,
-        None if classes is None else tuple(classes.split(",")),
+        None if classes is None else _class_names(classes),
         () if ignore is None else tuple(ignore.split(",")),
         labels_as,
     )
+
+
+def _class_names(typed: str) -> tuple[str, ...]:
+    if not os.path.isfile(typed):  # noqa: PTH113 - False for a list that is too long for a path
+        return tuple(typed.split(","))
+    from boxcal.models.backends.checks import read_lines  # noqa: PLC0415 - as above
+
+    return tuple(read_lines(Path(typed)))

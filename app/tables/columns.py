@@ -22,6 +22,7 @@ WEIGHTS = ("sample_weights", "weight", "weights")
 GROUP_COLUMNS = ("group", "groups")
 SCORES = (LOGITS, PROBABILITIES)
 MAX_COLUMNS = 20_000
+MAX_LISTED = 10
 INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Columns that spreadsheets and data frames write beside the named ones."""
 SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNORECASE)
@@ -197,10 +198,12 @@ def _classes_among(others: Sequence[str], values: Sequence[str]) -> tuple[list[s
     columns = [f"{start}{name}{end}" for name in names]
     for name in others:
         if name not in columns:
-            listed = ",".join(columns[:10])
+            every = ",".join([*columns, name])
+            if len(columns) > MAX_LISTED or every.count(",") > len(columns):
+                every = "FILE, with one in each line"
             raise InvalidUpload(
                 f"The column {name!r:.100} holds numbers, and no label names it. Leave it out with "
-                f"ignore={name:.100}; or name all columns of classes: classes={listed},{name:.100}."
+                f"ignore={name:.100}; or name all columns of classes: classes={every:.1000}."
             )
     return columns, names
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +16,7 @@ from boxcal.app.client import BoxcalClient
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, evaluate
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import Digits
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
@@ -249,6 +251,24 @@ def test_a_table_of_probabilities_with_an_identifier(boxcal: Boxcal, tmp_path: P
     own = np.maximum(rounded[np.arange(200), labels], 2.0**-126)
     assert found["metrics"]["nll"]["value"] == pytest.approx(-np.log(own).mean(), abs=1e-9)
     assert found["columns"] == "named by the file"
+
+
+def test_many_classes_are_named_in_a_file(boxcal: Boxcal, tmp_path: Path) -> None:
+    """As those of ImageNet, which have commas; no label names the last one."""
+    logits, labels = overconfident(300, 12)
+    names = [f"n{k}, thing" for k in range(12)]
+    given, classes, output = tmp_path / "in.csv", tmp_path / "classes.txt", tmp_path / "out.safetensors"
+    kept = labels < 11
+    table = {name: logits[kept, k] for k, name in enumerate(names)}
+    pd.DataFrame(table | {"label": [names[k] for k in labels[kept]]}).to_csv(given, index=False)
+    refused = boxcal("fit", given, "--method", "ts", "--output", output)
+    assert refused.code == 2
+    assert "name all columns of classes: --classes FILE, with one in each line." in " ".join(
+        refused.stderr.split()
+    )
+    classes.write_text("\n".join(names) + "\n")
+    assert boxcal("fit", given, "--classes", classes, "--method", "ts", "--output", output).code == 0
+    assert ArrayCalibrator.from_bytes(output.read_bytes()).classes == tuple(names)
 
 
 def test_prune_returns_the_space_to_the_disk(
