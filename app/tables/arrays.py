@@ -193,9 +193,10 @@ def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> ND
 
 def check_kind(logits: NDArray[np.float64]) -> None:
     """Refuse rows (N, K) that were sent as logits and look like probabilities or percentages."""
-    if len(logits) < ENOUGH_TO_REFUSE or logits[0].min() < 0:
+    rows = logits[:ENOUGH_TO_REFUSE]
+    if len(rows) < ENOUGH_TO_REFUSE or rows[0].min() < 0 or ((rows == 0) | (rows == 1)).all():
         return
-    if refusal := ScoreLook.of([logits[:ENOUGH_TO_REFUSE]]).refusal(LOGITS):
+    if refusal := ScoreLook.of([rows]).refusal(LOGITS):
         raise InvalidLogits(
             f"{refusal} It is part of the query string; a JSON body names its rows `probabilities` or"
             " `percent`."
