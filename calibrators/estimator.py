@@ -35,14 +35,10 @@ from boxcal.calibrators.fitting import FitResult, fit
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.constants import check_entries, check_sums
-from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, two_columns
+from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, refusal_of_batch, two_columns
 
 if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrator
-
-
-ENOUGH_TO_REFUSE = 3
-"""Rows to predict: logits of so many sum to 1 by chance once in millions of calls, of one in hundreds."""
 
 
 class _ShowsItsFit(BaseEstimator):  # type: ignore[misc]
@@ -217,8 +213,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         elif self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
-        is_asked = self.scores == "auto" and len(values) >= ENOUGH_TO_REFUSE
-        if is_asked and (refusal := ScoreLook.of([values]).refusal("logits")):
+        if self.scores == "auto" and (refusal := refusal_of_batch(values)):
             raise InvalidDataError(f"{refusal} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))
 

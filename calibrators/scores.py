@@ -32,6 +32,8 @@ ROUNDING = 1e-3
 """A sum further than this from 1 is remarked; float16 rows of a thousand classes are no better."""
 DECIMALS = (0, 1, 2, 3, 4)
 ENOUGH_FOR_SIGMOIDS = 20
+ENOUGH_OF_A_BATCH = 8
+"""Rows to calibrate whose first ones tell their kind: logits of so many do not sum to 1 by chance."""
 PRECISION = float(np.finfo(np.float32).eps)
 
 
@@ -101,6 +103,16 @@ class ScoreLook:
             f"least 0 and every row sums to {WHOLE[self.kind]:g}. Set scores={self.kind}; if these are "
             "logits all the same, set scores=logits."
         )
+
+
+def refusal_of_batch(logits: Array) -> str | None:
+    """Say why rows (n, K) to calibrate are not taken for logits; None where they may be, or are few."""
+    rows = logits[:ENOUGH_OF_A_BATCH]
+    if len(rows) < ENOUGH_OF_A_BATCH or rows[0].min() < 0:
+        return None
+    if ((rows == 0) | (rows == 1)).all():  # unit vectors, with which people try a calibrator
+        return None
+    return ScoreLook.of([rows]).refusal(LOGITS)
 
 
 def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PRECISION) -> tuple[Array, int]:

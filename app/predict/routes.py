@@ -56,7 +56,14 @@ from boxcal.app.predict.inputs import Inputs, inputs_of
 from boxcal.app.predict.options import Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.schemas.predictions import Answer
-from boxcal.app.tables.arrays import as_logits, check_kind, check_scores, read_npy, read_rows, write_npy
+from boxcal.app.tables.arrays import (
+    as_logits,
+    check_are_logits,
+    check_scores,
+    read_npy,
+    read_rows,
+    write_npy,
+)
 from boxcal.calibrators.scores import LOGITS
 
 BINARY = {"type": "string", "format": "binary"}
@@ -262,7 +269,7 @@ async def calibrate(request: DirectRequest) -> None:
             scores = read_rows(content, num_classes, posted.member, check_finite=check_finite)
             dtype = DOUBLE
         if posted.member == LOGITS and not is_declared:
-            check_kind(scores)
+            check_are_logits(scores)
         return as_logits(scores, posted.member, dtype)
 
     as_npy = accepts_npy(request, posted.options)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.http.problems import InvalidLogits, MalformedBody
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import LOGITS, PRECISION, ScoreLook, two_columns
+from boxcal.calibrators.scores import PRECISION, refusal_of_batch, two_columns
 from boxcal.calibrators.scores import as_logits as converted
 
 Array = NDArray[Any]
@@ -78,8 +78,6 @@ def read_header(file: IO[bytes], length: int) -> Header:
 
 
 WRITE_BYTES = 2**18
-ENOUGH_TO_REFUSE = 8
-"""Rows of a request whose first ones tell their kind: logits of so many do not sum to 1 by chance."""
 DOT_NUMBERS = 8192
 """BLAS takes the product of longer vectors with threads that wait for each other: 10 ms on busy cores."""
 
@@ -191,12 +189,9 @@ def as_logits(scores: NDArray[np.float64], kind: str, sent: np.dtype[Any]) -> ND
         raise InvalidLogits(str(error)) from error
 
 
-def check_kind(logits: NDArray[np.float64]) -> None:
+def check_are_logits(rows: NDArray[np.float64]) -> None:
     """Refuse rows (N, K) that were sent as logits and look like probabilities or percentages."""
-    rows = logits[:ENOUGH_TO_REFUSE]
-    if len(rows) < ENOUGH_TO_REFUSE or rows[0].min() < 0 or ((rows == 0) | (rows == 1)).all():
-        return
-    if refusal := ScoreLook.of([rows]).refusal(LOGITS):
+    if refusal := refusal_of_batch(rows):
         raise InvalidLogits(
             f"{refusal} It is part of the query string; a JSON body names its rows `probabilities` or"
             " `percent`."
