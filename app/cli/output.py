@@ -123,17 +123,17 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
         return f"this command needs the package {error.name}: pip install 'boxcal[{extra}]'", MISUSED
     for kind, code in _kinds():
         if isinstance(error, kind):
-            return " ".join(f"{error}{_answered_by(error)}".split()), code
+            return " ".join(_with_service(error).split()), code
     return None
 
 
-def _answered_by(error: Exception) -> str:
-    """Name the service that refused, where BOXCAL_URL chose it and no option did."""
+def _with_service(error: Exception) -> str:
+    """Give the message, and name the service that refused where BOXCAL_URL chose it and no option did."""
     client, url = sys.modules.get("boxcal.app.client.errors"), os.environ.get("BOXCAL_URL")
     is_named = any(argument.startswith("--url") for argument in sys.argv)
     if client is None or not isinstance(error, client.ProblemError) or not url or is_named:
-        return ""
-    return f" (This is the answer of {url}, the service that BOXCAL_URL names.)"
+        return str(error)
+    return f"{error.detail} (HTTP {error.status} from {url}, the service that BOXCAL_URL names)"
 
 
 def _kinds() -> list[tuple[type[Exception], int]]:

@@ -188,7 +188,7 @@ def test_the_service_named_by_the_environment_is_used(
 ) -> None:
     monkeypatch.setenv("BOXCAL_URL", url)
     assert "calibrator 0" in boxcal("predict", image).stderr
-    answer = f"(This is the answer of {url}, the service that BOXCAL_URL names.)"
+    answer = f"(HTTP 422 from {url}, the service that BOXCAL_URL names)"
     assert answer in boxcal("predict", image, "--upper", "0.05").stderr
     assert "BOXCAL_URL" not in boxcal("predict", image, "--upper", "0.05", f"--url={url}").stderr
     with BoxcalClient() as client:
