@@ -1,5 +1,6 @@
 """What the formulas of maps need of NumPy; `tensor_ops` has the same names for torch."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,14 @@ from numpy import amax, clip, cos, exp, full_like, log, nan_to_num, sin, stack, 
 
 __all__ = [
     "amax", "centred", "clip", "constant", "cos", "exp", "full_like", "gather", "largest", "log",
-    "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "search_rows", "sigmoid", "sin", "softmax",
-    "stack", "tanh", "where", "with_uniform",
+    "log_sigmoid", "log_softmax", "mean", "nan_to_num", "norm", "row_max", "row_sum", "search_rows",
+    "sigmoid", "sin", "softmax", "stack", "tanh", "where", "with_uniform",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
+
+FEW_COLUMNS = 16
+"""Of fewer, columns are added up ten times as fast as rows one by one, in which NumPy reduces."""
 
 
 def constant(values: Array) -> Array:
@@ -19,17 +23,40 @@ def constant(values: Array) -> Array:
     return values
 
 
+def row_max(rows: Array) -> Array:
+    """Largest entry of each row of (N, K), (N, 1)."""
+    if rows.shape[1] >= FEW_COLUMNS:
+        return np.asarray(rows.max(axis=1, keepdims=True))
+    largest: Array = reduce(np.maximum, rows.T)
+    return largest[:, None]
+
+
+def row_sum(rows: Array) -> Array:
+    """Sum of each row of (N, K) floats, (N, 1).
+
+    To the last bit that of NumPy for rows that lie one after the other, which it adds up eight at a time.
+    """
+    if rows.shape[1] >= FEW_COLUMNS:
+        return np.asarray(rows.sum(axis=1, keepdims=True))
+    parts = list(rows.T)
+    if len(parts) >= 8:
+        a, b, c, d, e, f, g, h, *rest = parts
+        parts = [((a + b) + (c + d)) + ((e + f) + (g + h)), *rest]
+    total: Array = reduce(np.add, parts)
+    return total[:, None]
+
+
 def log_softmax(logits: Array) -> Array:
     """Log of the softmax of each row."""
-    centred: Array = logits - logits.max(axis=1, keepdims=True)
-    centred -= np.log(np.exp(centred).sum(axis=1, keepdims=True))
+    centred: Array = logits - row_max(logits)
+    centred -= np.log(row_sum(np.exp(centred)))
     return centred
 
 
 def softmax(logits: Array) -> Array:
     """Softmax of each row of (N, K)."""
-    weights: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
+    weights: Array = np.exp(logits - row_max(logits))
+    weights /= row_sum(weights)
     return weights
 
 
@@ -53,6 +80,8 @@ def log_sigmoid(values: Array) -> Array:
 def centred(rows: Array) -> Array:
     """Give rows less the mean of their finite entries."""
     finite = np.isfinite(rows)
+    if finite.all():
+        return rows - mean(rows)
     found: Array = rows - np.where(finite, rows, 0.0).sum(axis=1, keepdims=True) / finite.sum(
         axis=1, keepdims=True
     )
@@ -61,7 +90,7 @@ def centred(rows: Array) -> Array:
 
 def mean(rows: Array) -> Array:
     """Mean of each row, (N, 1)."""
-    found: Array = rows.mean(axis=1, keepdims=True)
+    found: Array = row_sum(rows) / rows.shape[1]
     return found
 
 
@@ -96,7 +125,7 @@ def top_columns(rows: Array, count: int = 10) -> tuple[Array, Array]:
     top = np.take_along_axis(rows, order, axis=1)
     within = np.argsort(-top, axis=1, kind="stable")
     top, order = np.take_along_axis(top, within, axis=1), np.take_along_axis(order, within, axis=1)
-    return np.ascontiguousarray((top - rows.mean(axis=1, keepdims=True)).T), order
+    return np.ascontiguousarray((top - mean(rows)).T), order
 
 
 def top_columns_back(by_columns: Array, order: Array, rows: Array) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.calibrators.array_ops import mean, row_max
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
@@ -74,7 +75,7 @@ class ValidationSet:
     def scores(self) -> Floats:
         """The logits (N, K) less the mean of their row, in float64: what maps of logits read."""
         wide = self.logits.astype(np.float64)
-        wide -= wide.mean(axis=1, keepdims=True)
+        wide -= mean(wide)
         return wide
 
     @cached_property
@@ -115,8 +116,8 @@ class ValidationSet:
 
         def work(rows: slice) -> Floats:
             part = self.logits[rows].astype(np.float64)
-            distances: Floats = part.max(axis=1) - part.mean(axis=1)
-            return distances
+            distances: Floats = row_max(part) - mean(part)
+            return distances[:, 0]
 
         distances = np.concatenate(list(over_blocks(work, len(self), block_rows(self.num_classes))))
         return float((distances if self.weights is None else distances * self.weights).mean()) or 1.0

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.calibrators.array_ops import row_max, row_sum
+
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
@@ -38,7 +40,7 @@ def mean_confidence(logits: NDArray[Any]) -> float:
     total = 0.0
     for part in np.array_split(logits, -(-logits.size // 2_000_000)):
         rows = part.astype(np.float64)
-        total += float((1 / np.exp(rows - rows.max(axis=1, keepdims=True)).sum(axis=1)).sum())
+        total += float((1 / row_sum(np.exp(rows - row_max(rows)))).sum())
     return total / len(logits)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from boxcal.calibrators.array_ops import row_max, row_sum
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 SKETCHED = 256
@@ -125,12 +126,12 @@ class RowStatistics:
 
         def work(part: slice) -> tuple[NDArray[Any], ...]:
             rows = logits[part].astype(np.float64)
-            smallest = rows.min(axis=1)
+            smallest = -row_max(-rows)[:, 0]
             return (
-                rows.sum(axis=1),
-                np.linalg.norm(rows, axis=1),
+                row_sum(rows)[:, 0],
+                np.sqrt(row_sum(rows * rows))[:, 0],
                 smallest,
-                rows.max(axis=1),
+                row_max(rows)[:, 0],
                 rows[np.arange(len(rows)), labels[part]],
                 rows.argmax(axis=1),
                 (rows == smallest[:, None]).sum(axis=1),

@@ -30,7 +30,8 @@ from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95
-DRAWS = 1000
+DRAWS, MANY_SAMPLES, DRAWS_OF_MANY = 1000, 200_000, 400
+"""Resamples; fewer of more than many samples, whose intervals are narrow, and take minutes otherwise."""
 NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 _CELLS_AT_ONCE = 2_000_000  # entries of a block of resampling weights: 16 MB
 _KEPT = 200_000_000  # entries of the resamples that are kept: 200 MB; more are drawn anew each time
@@ -59,9 +60,10 @@ class Resamples:
     """
 
     def __init__(
-        self, count: int, *, draws: int = DRAWS, seed: int = 0, groups: Indices | None = None
+        self, count: int, *, draws: int | None = None, seed: int = 0, groups: Indices | None = None
     ) -> None:
-        self.count, self.draws, self.seed, self.groups = count, draws, seed, groups
+        self.count, self.seed, self.groups = count, seed, groups
+        self.draws = draws or (DRAWS if count <= MANY_SAMPLES else DRAWS_OF_MANY)
         self.units = count if groups is None else int(groups.max()) + 1
         """How many are drawn: samples, or groups."""
         self._kept: NDArray[np.uint8] | None = None

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.evaluation.bootstrap import (
-    DRAWS,
     LEVEL,
     Deviations,
     Estimate,
@@ -152,7 +151,7 @@ def judge(
     scored: Outcomes,
     *,
     seed: int = 0,
-    draws: int = DRAWS,
+    draws: int | None = None,
     resamples: Resamples | None = None,
     tell: Tell = silent,
 ) -> Evaluation:
@@ -179,7 +178,7 @@ def judge(
     ]
     drawn = perfect_metrics(scored, cells, seed=seed, tell=_part(tell, 0.2, 0.4))
     tops: list[TopLabelError | MaximumError] = [*top_label, maximum]
-    drawn |= _perfect_top_label(tops, scored.confidence, draws, seed, _part(tell, 0.4, 0.7))
+    drawn |= _perfect_top_label(tops, scored.confidence, resamples.draws, seed, _part(tell, 0.4, 0.7))
     deviations = deviations_of([*top_label, *whole], resamples, tell=_part(tell, 0.7, 0.95))
     nll, brier = mean_estimates(
         np.column_stack([scored.nll, scored.brier]), resamples, weights=scored.weights

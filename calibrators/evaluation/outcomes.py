@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.array_ops import softmax
+from boxcal.calibrators.array_ops import row_sum, softmax
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.scores import BEYOND
@@ -224,7 +224,7 @@ def _check_rows(rows: Matrix, start: int) -> None:
             f"probabilities must lie in [0, 1]; row {start + row}, class {column} is {rows[row, column]}"
             " (logits need a softmax first)"
         )
-    sums = rows.sum(axis=1)
+    sums = row_sum(rows)[:, 0]
     wrong = np.abs(sums - 1) > SUM_TOLERANCE
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -15,7 +15,7 @@ from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
 from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.evaluation.bootstrap import DRAWS, LEVEL, Estimate, Resamples
+from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate, Resamples
 from boxcal.calibrators.evaluation.crossfit import (
     FOLDS,
     CalibratedAnswers,
@@ -139,7 +139,7 @@ class Report:
             "folds": self.folds,
             "seed": self.seed,
             "confidence_level": LEVEL,
-            "bootstrap_draws": DRAWS,
+            "bootstrap_draws": self.after.resamples.draws,
             "metrics": {
                 name: {"before": before[name], "after": after[name], "difference": difference.to_dict()}
                 for name, difference in self.difference.items()

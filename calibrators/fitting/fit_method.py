@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.array_ops import row_max, row_sum
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.fitting.clip_limits import fit_limits
@@ -55,8 +56,8 @@ def mean_nll(data: ValidationSet) -> float:
 
     def work(rows: slice) -> float:
         part, labels = data.logits[rows].astype(np.float64), data.labels[rows]
-        part -= part.max(axis=1, keepdims=True)
-        losses = np.log(np.exp(part).sum(axis=1)) - np.take_along_axis(part, labels[:, None], axis=1)[:, 0]
+        part -= row_max(part)
+        losses = np.log(row_sum(np.exp(part))[:, 0]) - np.take_along_axis(part, labels[:, None], axis=1)[:, 0]
         return float(losses.sum() if data.weights is None else losses @ data.weights[rows])
 
     return sum(over_blocks(work, len(data), max(1, CHUNK // data.num_classes))) / len(data)

@@ -170,7 +170,7 @@ class RowTemperature(LogitMap):
         inverse, inverse_back = self.inverse(p, self.reading(columns))
 
         def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
-            gradients, by_reading = inverse_back((by_mapped * scores).sum(axis=1))
+            gradients, by_reading = inverse_back(array_ops.row_sum(by_mapped * scores)[:, 0])
             if not through:
                 return gradients, None
             by_scores = by_mapped * inverse[:, None]

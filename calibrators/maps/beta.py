@@ -52,7 +52,7 @@ class BetaCalibration(LogitMap):
             # Where log p or 1 - p is floored, nothing moves.
             odds = np.where(outside > np.log(LEAST_REST), np.exp(inside - outside), 0.0)
             by_log_p = by_values * (np.where(inside > FLOOR, first, 0.0) + second * odds)
-            return gradients, by_log_p - array_ops.softmax(scores) * by_log_p.sum(axis=1, keepdims=True)
+            return gradients, by_log_p - array_ops.softmax(scores) * array_ops.row_sum(by_log_p)
 
         return array_ops.log_sigmoid(values), back
 

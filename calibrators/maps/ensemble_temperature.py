@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from boxcal.calibrators.array_ops import softmax
+from boxcal.calibrators.array_ops import row_sum, softmax
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
@@ -66,7 +66,7 @@ class EnsembleTemperatureScaling(LogitMap):
         def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
             by_mixture = by_mapped / mixture
             parts = by_mixture * softened
-            total = parts.sum(axis=1, keepdims=True)
+            total = row_sum(parts)
             # Through g / temperature: w1 q (u - q.u), u the derivative in the mixture.
             by_scaled = weights[0] * (parts - softened * total)
             by_weights = [total.sum(), np.vdot(by_mixture, raw), by_mixture.sum() / raw.shape[1]]
@@ -77,7 +77,7 @@ class EnsembleTemperatureScaling(LogitMap):
             if not through:
                 return gradients, None
             others = by_mixture * raw
-            by_raw = weights[1] * (others - raw * others.sum(axis=1, keepdims=True))
+            by_raw = weights[1] * (others - raw * row_sum(others))
             return gradients, by_scaled * inverse + by_raw
 
         return np.log(mixture), back

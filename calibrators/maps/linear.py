@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from boxcal.calibrators import array_ops
-from boxcal.calibrators.array_ops import log_softmax
+from boxcal.calibrators.array_ops import log_softmax, row_sum
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.maps.base import LogitMap
@@ -172,7 +172,7 @@ class DirichletCalibration(MatrixScaling):
 
     def precompute_vjp(self, read: Array, by_read: Array) -> Array:
         """Go back through the log-softmax: u - q sum(u)."""
-        by_scaled = by_read - np.exp(read) * by_read.sum(axis=1, keepdims=True)
+        by_scaled = by_read - np.exp(read) * row_sum(by_read)
         return super().precompute_vjp(read, by_scaled)
 
 

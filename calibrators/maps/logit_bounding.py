@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.array_ops import row_sum
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Parameters, Shapes, Values, Vjp
 
@@ -44,7 +45,7 @@ class LogitBounding(LogitMap):
         below, above = scores < lower * norm, scores > upper * norm
 
         def back(by_mapped: Array, through: bool) -> tuple[Gradients, Array | None]:
-            by_low, by_high = ((by_mapped * side).sum(axis=1) for side in (below, above))
+            by_low, by_high = (row_sum(by_mapped * side)[:, 0] for side in (below, above))
             gradients = {"logit_lower": by_low @ norm[:, 0], "logit_upper": by_high @ norm[:, 0]}
             if not through:
                 return gradients, None
@@ -52,7 +53,7 @@ class LogitBounding(LogitMap):
             by_scores = np.where(below | above, 0.0, by_mapped)
             by_scores += by_norm * scores / np.maximum(norm, 1e-300)
             by_largest = np.take_along_axis(by_scores, largest, axis=1)
-            by_largest -= p["from_largest"] * by_scores.sum(axis=1, keepdims=True)
+            by_largest -= p["from_largest"] * row_sum(by_scores)
             np.put_along_axis(by_scores, largest, by_largest, axis=1)
             return gradients, by_scores
 

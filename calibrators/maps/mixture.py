@@ -61,9 +61,9 @@ class Mixture(LogitMap):
                 return {}, by_mapped if through else None
             tempered = array_ops.softmax(scores / p[TEMPERATURE])
             kept = (1.0 - self.share) * tempered
-            by_log = by_mapped - by_mapped.mean(axis=1, keepdims=True)
+            by_log = by_mapped - array_ops.mean(by_mapped)
             by_log *= kept / (kept + self.share / self.num_classes)
-            return {}, (by_log - tempered * by_log.sum(axis=1, keepdims=True)) / p[TEMPERATURE]
+            return {}, (by_log - tempered * array_ops.row_sum(by_log)) / p[TEMPERATURE]
 
         return self.formula(array_ops, p, scores), back
 

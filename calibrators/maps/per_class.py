@@ -76,7 +76,7 @@ class PerClassFunction(LogitMap):
                 inside = (places[:, :1] <= own.T) & (places[:, -1:] > own.T) & (run > 0.0)
                 slope = np.where(inside, rise / np.where(run > 0.0, run, 1.0), 0.0).T
             by_own = by_mapped * slope / np.exp(mapped)
-            return {}, own * (by_own - (own * by_own).sum(axis=1, keepdims=True))
+            return {}, own * (by_own - array_ops.row_sum(own * by_own))
 
         return mapped, back
 

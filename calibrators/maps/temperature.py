@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from boxcal.calibrators.array_ops import row_max, row_sum
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.maps.base import LogitMap, RowTemperature
 from boxcal.calibrators.maps.parameters import (
@@ -180,13 +181,14 @@ def _derivatives(data: ValidationSet, inverse: float, tick: Callable[[float], No
     def of_rows(rows: slice) -> tuple[Array, Array]:
         """Of the loss of each row of a block that fits into the processor's cache."""
         z, y = logits[rows].astype(np.float64), labels[rows]
-        z -= z.max(axis=1, keepdims=True)
+        z -= row_max(z)
         weights = np.exp(z * inverse)
-        total = weights.sum(axis=1)
+        total = row_sum(weights)[:, 0]
         weights *= z
-        mean = weights.sum(axis=1) / total
+        mean = row_sum(weights)[:, 0] / total
         weights *= z
-        slope, curvature = mean - z[np.arange(len(y)), y], weights.sum(axis=1) / total - mean * mean
+        slope = mean - z[np.arange(len(y)), y]
+        curvature = row_sum(weights)[:, 0] / total - mean * mean
         if row_weights is None:
             return slope, curvature
         return slope * row_weights[rows], curvature * row_weights[rows]

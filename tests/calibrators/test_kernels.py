@@ -1,13 +1,14 @@
 """The compiled loops of fits, also of tempered rows, against the operator and autograd; the descents."""
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import qmc
 
-from boxcal.calibrators import box_constrained_softmax
+from boxcal.calibrators import array_ops, box_constrained_softmax
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.fitting.clip_limits import SortedLogits
 from boxcal.calibrators.fitting.descent import MOST_EVEN, _steps, best_of
@@ -154,3 +155,13 @@ def test_losses_are_those_of_the_operator(classes: int, scale: float) -> None:
         answer = rows.losses(inverse, lower, upper)
         for own, expected in zip(answer, (losses, by_inverse, by_lower, by_upper), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-9, atol=1e-9 * max(1.0, scale))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_few_columns_are_reduced_as_numpy_does(dtype: type[np.floating[Any]]) -> None:
+    rng = np.random.default_rng(0)
+    for columns in range(1, 20):
+        rows = (rng.normal(size=(1000, columns)) * 10.0 ** rng.uniform(-8, 8, (1000, columns))).astype(dtype)
+        rows[0, -1], rows[1, 0] = np.inf, np.nan
+        np.testing.assert_array_equal(array_ops.row_max(rows), rows.max(axis=1, keepdims=True))
+        np.testing.assert_array_equal(array_ops.row_sum(rows), rows.sum(axis=1, keepdims=True))

@@ -31,6 +31,10 @@ def least_hits(trials: int) -> int:
     return math.floor(CLAIMED * trials - 3.72 * math.sqrt(trials * CLAIMED * (1 - CLAIMED)))
 
 
+def test_more_than_200_000_samples_are_drawn_400_times() -> None:
+    assert [Resamples(count).draws for count in (2, 200_000, 200_001)] == [1000, 1000, 400]
+
+
 def covered(world: World, count: int, trials: int, draws: int) -> Counter[str]:
     truth = true_metrics(world)
     hits: Counter[str] = Counter()
