@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.outcomes import Indices, Tell, Vector, silent
-from boxcal.calibrators.evaluation.toplabel import Resampled
+from boxcal.calibrators.evaluation.toplabel import Resampled, TopLabelError
 from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
@@ -212,16 +212,21 @@ class Deviations:
 
 
 def deviations_of(
-    metrics: Sequence[Resampled], resamples: Resamples, tell: Tell = silent
+    top_label: Sequence[TopLabelError],
+    whole: Sequence[Resampled],
+    resamples: Resamples,
+    tell: Tell = silent,
 ) -> dict[str, Deviations]:
     """Return the deviations of several metrics of the same samples, by name.
 
     The deviations of two calls with the same resamples are paired.
     """
+    metrics = [*top_label, *whole]
 
     def work(weights: Matrix) -> list[Matrix]:
         surplus = weights - 1.0
-        return [metric.noise(surplus) for metric in metrics]
+        moved = surplus * top_label[0].residual
+        return [one.noise(moved) for one in top_label] + [one.noise(surplus) for one in whole]
 
     noise = []
     for parts in in_order(work, resamples.blocks()):

@@ -179,7 +179,7 @@ def judge(
     drawn = perfect_metrics(scored, cells, seed=seed, tell=_part(tell, 0.2, 0.4))
     tops: list[TopLabelError | MaximumError] = [*top_label, maximum]
     drawn |= _perfect_top_label(tops, scored.confidence, resamples.draws, seed, _part(tell, 0.4, 0.7))
-    deviations = deviations_of([*top_label, *whole], resamples, tell=_part(tell, 0.7, 0.95))
+    deviations = deviations_of(top_label, whole, resamples, tell=_part(tell, 0.7, 0.95))
     nll, brier = mean_estimates(
         np.column_stack([scored.nll, scored.brier]), resamples, weights=scored.weights
     )

@@ -108,13 +108,18 @@ def largest_running_sums(order: Array, is_last: Array, values: Array, largest: A
 
 
 @compiled
-def add_to_grid(left: Array, share: Array, values: Array, grid: Array) -> None:
-    """Distribute values (N, R) to the grid points `left` and `left + 1`, of which the latter has `share`."""
+def add_to_grid(left: Array, share: Array, values: Array, columns: Array, grid: Array) -> None:
+    """Distribute some columns of values (N, R) to the grid points `left` and `left + 1`.
+
+    The latter has `share`. `columns`: their numbers, one for each column of the grid; a copy of these columns
+    would take several times as long.
+    """
     for n in range(values.shape[0]):
         here, after, before = left[n], share[n], 1 - share[n]
-        for r in range(values.shape[1]):
-            grid[here, r] += values[n, r] * before
-            grid[here + 1, r] += values[n, r] * after
+        for r in range(columns.shape[0]):
+            value = values[n, columns[r]]
+            grid[here, r] += value * before
+            grid[here + 1, r] += value * after
 
 
 @compiled

@@ -67,12 +67,16 @@ class Confidences:
         counts = np.ones(len(self.confidence)) if self.weights is None else self.weights
         return self.to_grid(counts[:, None], cells)[:, 0]
 
-    def to_grid(self, values: Matrix, cells: int) -> Matrix:
-        """Distribute the values (N, R) of the samples to their neighbouring grid points: (cells, R)."""
+    def to_grid(self, values: Matrix, cells: int, columns: Indices | None = None) -> Matrix:
+        """Distribute the values (N, R) of the samples to their neighbouring grid points: (cells, R).
+
+        `columns`: the numbers of those of R that are distributed, all by default.
+        """
         from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
 
-        grid = np.zeros((cells, values.shape[1]))
-        loops.add_to_grid(*self.places(cells), values, grid)
+        chosen = np.arange(values.shape[1]) if columns is None else columns
+        grid = np.zeros((cells, len(chosen)))
+        loops.add_to_grid(*self.places(cells), values, chosen, grid)
         return grid
 
     def drawn_to_grid(self, correct: Vector, rng: np.random.Generator, draws: int, cells: int) -> Matrix:
@@ -142,7 +146,7 @@ class SmoothedResiduals:
         spectra = self._spectra[cells]
         new = rows[np.isnan(spectra[rows, 0])]
         if len(new):
-            spectra[new] = _spectrum(self._confidences.to_grid(self._residuals[:, new], cells).T)
+            spectra[new] = _spectrum(self._confidences.to_grid(self._residuals, cells, new).T)
         return spectra
 
     def fixed_points(self) -> tuple[Vector, Vector]:

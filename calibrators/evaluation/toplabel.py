@@ -87,9 +87,14 @@ class TopLabelError:
         result: Vector = np.abs(self._project(residuals)).sum(axis=0)
         return result
 
-    def noise(self, surplus: Matrix) -> Matrix:
-        """Return how the averages move when sample i counts 1 + surplus[i] times: (cells, R)."""
-        return self._project(surplus * self._residual)
+    @property
+    def residual(self) -> Matrix:
+        """The residuals (N, 1) that the averages are of; those of all top-label errors are the same."""
+        return self._residual
+
+    def noise(self, moved: Matrix) -> Matrix:
+        """Return how the averages move when the residuals move by (N, R): (cells, R)."""
+        return self._project(moved)
 
     def deviations(self, noise: Matrix) -> Pair:
         """Return how far `centre` may lie above and below the truth, one number per draw of noise.
