@@ -160,7 +160,7 @@ def test_losses_are_those_of_the_operator(classes: int, scale: float) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rows_of_few_columns_are_reduced_as_numpy_does(dtype: type[np.floating[Any]]) -> None:
     rng = np.random.default_rng(0)
-    for columns in range(1, 20):
+    for columns in range(1, 12):
         rows = (rng.normal(size=(1000, columns)) * 10.0 ** rng.uniform(-8, 8, (1000, columns))).astype(dtype)
         rows[0, -1], rows[1, 0] = np.inf, np.nan
         np.testing.assert_array_equal(array_ops.row_max(rows), rows.max(axis=1, keepdims=True))
