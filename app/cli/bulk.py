@@ -39,7 +39,7 @@ from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
 from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
-from boxcal.app.tables.kinds import START_BYTES, table_kind
+from boxcal.app.tables.kinds import START_BYTES, foreign_archive, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.sample_schema import FEATURES, ModelInputs, either_of, tokens_of
 from boxcal.app.tables.sample_schema import TEXTS as TEXT_MEMBER
@@ -174,6 +174,8 @@ def _table_of_arrays(
         arrays = {name: there[name] for name in (*SCORES, reads, "classes") if name in there}
     found = [name for name in arrays if name != "classes"]
     if len(found) != 1:
+        if foreign := foreign_archive([*there]):
+            raise InvalidUpload(f"The file cannot be read: {foreign}.")
         shown = ", ".join(f"`{name:.100}`" for name in there) or "nothing"
         raise InvalidUpload(f"The file must hold {either_of(samples)}; it holds {shown}.")
     (name,) = found

@@ -138,6 +138,8 @@ def _open_records(file: IO[bytes]) -> OpenTable:
 
 
 def in_memory(table: pa.Table) -> OpenTable:
+    """Give a table that is in memory already as one that is read in batches."""
+
     def batches(read: Sequence[str], _: Sequence[str], size: int) -> Iterator[pa.RecordBatch]:
         return _valid(iter(table.select(list(read)).to_batches(size)))
 

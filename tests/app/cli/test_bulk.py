@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,14 @@ def test_arrays_that_are_no_scores_are_refused(content: Any, message: str, tmp_p
     given = saved_arrays(tmp_path, content)
     with pytest.raises(UsageError, match=message):
         bulk.run(given, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
+
+
+def test_an_archive_of_another_kind_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "sheet.xlsx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("xl/workbook.xml", "")
+    with pytest.raises(UsageError, match=r"it is an Excel file \(.xlsx\); save the sheet as .csv\."):
+        bulk.run(path, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
