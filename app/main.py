@@ -22,10 +22,9 @@ from boxcal.app.fitting.server import routes as refit
 from boxcal.app.http import health
 from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.dependencies import PlainRoutes
-from boxcal.app.http.middleware import RequestMiddleware
+from boxcal.app.http.middleware import RequestLog, RequestMiddleware
 from boxcal.app.http.problem_documents import complete
 from boxcal.app.monitoring import routes as monitoring
-from boxcal.app.observability.logs import RequestLog
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.app.observability.tracing import Tracing, provider_from_environment
 from boxcal.app.page import routes as page

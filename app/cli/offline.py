@@ -20,7 +20,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator, Box, Calibrated
 from boxcal.models import InvalidImage
 from boxcal.models.backends.backbone import Backbone, FeatureBackbone
 from boxcal.models.inputs.base import Samples
-from boxcal.models.inputs.decoding import decode
+from boxcal.models.inputs.images import decode
 
 Bound = float | dict[str, float] | None
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from boxcal.app.cli.output import failure_of, progress_bar, screen
 from boxcal.app.client import DEFAULT_URL, AnswerTimeoutError, BoxcalClient, Prediction, UnreachableError
 from boxcal.calibrators import Metrics, evaluate
-from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
+from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.inputs.images import GREY_LEVELS
 
 NOISE = 5.0
 """Standard deviation of the noise, in grey levels."""

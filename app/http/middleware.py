@@ -1,16 +1,20 @@
-"""The first layer of the application: measures, checks and limits every request, and renders every error.
+"""The first layers of the application: each request gets an id, is measured, checked and limited.
 
-Decompresses the body of a request with a `Content-Encoding` (RFC 9110) as the application receives it.
+Errors are rendered here. The body of a request with a `Content-Encoding` (RFC 9110) is decompressed as the
+application receives it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import re
 import time
 import zlib
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
+from itertools import count
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -24,8 +28,8 @@ from boxcal.app.http.browsers import BrowserRules
 from boxcal.app.http.dependencies import CLIENT_TIMEOUT, TELEMETRY, DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
-from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement, body_limit
-from boxcal.app.observability.logs import current_request_id
+from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement
+from boxcal.app.observability.logs import REQUEST_MEMBERS, request_id
 from boxcal.app.observability.telemetry import UNMATCHED, Telemetry
 from boxcal.calibrators.errors import hint
 from boxcal.models import BackboneError
@@ -93,6 +97,71 @@ class Decompression:
 
 
 logger = logging.getLogger("boxcal")
+requests_log = logging.getLogger("boxcal.request")
+HEADER = b"x-request-id"
+VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_PROCESS = os.urandom(4).hex().encode()
+_numbers = count(int.from_bytes(os.urandom(4)))
+
+
+class RequestLog:
+    """Gives every request an id, returns it as `X-Request-Id`, and logs one line per request at level debug.
+
+    A valid id of the client (up to 128 letters, digits and `._:-`) is kept; otherwise a new one is drawn.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+        header = (HEADER, id_of(scope))
+        request_id.set(header[1].decode())  # for the records of this request's task
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if requests_log.isEnabledFor(logging.DEBUG):
+                path = scope["path"] if scope["path"].isprintable() else ascii(scope["path"])
+                milliseconds = round((time.perf_counter() - began) * 1e3, 3)
+                values = (scope["method"], path, status, milliseconds)
+                extra = dict(zip(REQUEST_MEMBERS, values, strict=True))
+                requests_log.debug("%s %s %d %.3f ms", *values, extra=extra)
+
+
+def id_of(scope: Scope) -> bytes:
+    """Return the request's own id if it is valid, else a new one."""
+    for name, value in scope["headers"]:
+        if name == HEADER and VALID_ID.fullmatch(value):
+            given: bytes = value
+            return given
+    return b"%s%08x" % (_PROCESS, next(_numbers) & 0xFFFFFFFF)
+
+
+_PATTERNS = tuple(
+    (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), rule.most_bytes)
+    for (_, path), rule in ROUTES.items()
+    if "{" in path and rule.most_bytes != UNKNOWN.most_bytes
+)
+_BODIES = {path: rule.most_bytes for (_, path), rule in ROUTES.items()}
+
+
+def body_limit(path: str) -> int | None:
+    """Return the most bytes of a body by the path of its request; None for uploads."""
+    if path in _BODIES:
+        return _BODIES[path]
+    found = (most for pattern, most in _PATTERNS if pattern.fullmatch(path))
+    return next(found, UNKNOWN.most_bytes)
 
 
 class Exchange:
@@ -242,7 +311,7 @@ class RequestMiddleware:
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]
-        body = [document(problem, current_request_id())]
+        body = [document(problem, request_id.get())]
         request = DirectRequest(scope, send=exchange.send)
         await request.reply(media_type(_path(scope)), body, headers, problem.status)
 

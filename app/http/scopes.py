@@ -5,7 +5,6 @@ One that is missing here requires `admin`.
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -118,20 +117,6 @@ RPCS: Final[dict[str, Rule]] = {
 }
 UNKNOWN = Rule(Scope.ADMIN)
 """Of a route or RPC that is missing."""
-_PATTERNS = tuple(
-    (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), rule.most_bytes)
-    for (_, path), rule in ROUTES.items()
-    if "{" in path and rule.most_bytes != UNKNOWN.most_bytes
-)
-_BODIES = {path: rule.most_bytes for (_, path), rule in ROUTES.items()}
-
-
-def body_limit(path: str) -> int | None:
-    """Return the most bytes of a body by the path of its request; None for uploads."""
-    if path in _BODIES:
-        return _BODIES[path]
-    found = (most for pattern, most in _PATTERNS if pattern.fullmatch(path))
-    return next(found, UNKNOWN.most_bytes)
 
 
 def permitted(scopes: frozenset[Scope]) -> frozenset[Requirement]:

@@ -1,78 +1,19 @@
-"""Log records as text or JSON lines on stderr, and an id for every request."""
+"""Log records as text or JSON lines on stderr, with the id of the request that they are about."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import re
-import time
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from itertools import count
 from typing import Any
-
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from boxcal.app.settings.service import Settings
 
-HEADER = b"x-request-id"
-VALID_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 REQUEST_MEMBERS = ("method", "path", "status", "milliseconds")
 
-logger = logging.getLogger("boxcal.request")
-_PROCESS = os.urandom(4).hex().encode()
-_numbers = count(int.from_bytes(os.urandom(4)))
-_request_id: ContextVar[str] = ContextVar("request_id", default="")
-
-
-def current_request_id() -> str:
-    """Return the id of the request that the current task answers; empty outside of requests."""
-    return _request_id.get()
-
-
-class RequestLog:
-    """Gives every request an id, returns it as `X-Request-Id`, and logs one line per request at level debug.
-
-    A valid id of the client (up to 128 letters, digits and `._:-`) is kept; otherwise a new one is drawn.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 0
-        header = (HEADER, id_of(scope))
-        _request_id.set(header[1].decode())  # for the records of this request's task
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], header]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        finally:
-            if logger.isEnabledFor(logging.DEBUG):
-                path = scope["path"] if scope["path"].isprintable() else ascii(scope["path"])
-                milliseconds = round((time.perf_counter() - began) * 1e3, 3)
-                values = (scope["method"], path, status, milliseconds)
-                extra = dict(zip(REQUEST_MEMBERS, values, strict=True))
-                logger.debug("%s %s %d %.3f ms", *values, extra=extra)
-
-
-def id_of(scope: Scope) -> bytes:
-    """Return the request's own id if it is valid, else a new one."""
-    for name, value in scope["headers"]:
-        if name == HEADER and VALID_ID.fullmatch(value):
-            given: bytes = value
-            return given
-    return b"%s%08x" % (_PROCESS, next(_numbers) & 0xFFFFFFFF)
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request that the current task answers; empty outside of requests."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -86,8 +27,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if request_id := _request_id.get():
-            document["request_id"] = request_id
+        if answered := request_id.get():
+            document["request_id"] = answered
         document |= {name: getattr(record, name) for name in REQUEST_MEMBERS if hasattr(record, name)}
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
@@ -99,10 +40,8 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write the record; an exception follows on further lines."""
-        request_id = _request_id.get()
-        return (
-            f"{record.levelname + ':':<9} {f'[{request_id}] ' if request_id else ''}{super().format(record)}"
-        )
+        answered = request_id.get()
+        return f"{record.levelname + ':':<9} {f'[{answered}] ' if answered else ''}{super().format(record)}"
 
 
 def log_config(settings: Settings) -> dict[str, Any]:

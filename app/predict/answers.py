@@ -240,6 +240,12 @@ class CalibrationRequest:
     served: ServedCalibrator
     bounds: RequestBounds | None
 
+    @property
+    def needs_solver(self) -> bool:
+        """Whether the softmax alone cannot answer."""
+        plain = self.served.calibrator.plain
+        return self.bounds is not None or plain is None or plain.box is not None
+
 
 class Scoring:
     """The backbone as the batcher calls it.

@@ -32,7 +32,7 @@ from boxcal.calibrators.errors import hint
 from boxcal.models import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
 from boxcal.models.inputs.base import Samples
-from boxcal.models.inputs.decoding import check_size, image_size
+from boxcal.models.inputs.images import check_size, image_size
 
 MEMBERS: Mapping[str, type | tuple[type, ...]] = {
     "tensor": list, "features": (list, dict), "text": str, "tokens": dict,

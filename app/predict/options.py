@@ -196,7 +196,7 @@ class Labels:
         if self.named_by_integers:
             self.by_number = {integer_of(name): position for name, position in self.index.items()}
         self._by_part: dict[str, list[str]] = {}
-        if len(self) > FEW_LABELS:
+        if len(self.names) > FEW_LABELS:
             for name in self.names:
                 for part in _ends(name):
                     self._by_part.setdefault(part, []).append(name)
@@ -209,7 +209,7 @@ class Labels:
 
         Where there are many, it is looked for among some that begin or end with the same three letters.
         """
-        if len(self) <= FEW_LABELS:
+        if len(self.names) <= FEW_LABELS:
             return hint(name, self.names)
         alike = [one for part in _ends(name) for one in self._by_part.get(part, [])[: FEW_LABELS // 2]]
         return hint(name, alike)

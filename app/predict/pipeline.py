@@ -100,17 +100,18 @@ class Pipeline:
 
     def memory_for(self, rows: int, options: Options, *, as_json: bool) -> AbstractContextManager[None]:
         """Hold, for a block, the memory that a request is estimated to need until its response is sent."""
-        numbers = rows * len(self.labels)
+        classes = len(self.labels.names)
+        numbers = rows * classes
         if numbers <= INLINE_NUMBERS:
             return NOTHING
         response = 8 * numbers
         if as_json:
-            listed = min(options.top_k, len(self.labels)) * (100 + self.labels.longest)
+            listed = min(options.top_k, classes) * (100 + self.labels.longest)
             response = rows * (200 + listed) + DIGITS * numbers * (options.probabilities + options.logits)
         needed = BYTES_PER_NUMBER * numbers + response
         if needed > self.memory.limit:
             raise RequestTooLarge(
-                f"{rows:,} samples of {len(self.labels)} classes need about {needed:,} bytes, of which the "
+                f"{rows:,} samples of {classes} classes need about {needed:,} bytes, of which the "
                 f"response has {response:,}; the limit is {self.memory.limit:,}."
             )
         return self.memory.holding(needed)
@@ -222,7 +223,8 @@ class Pipeline:
         if options.prior_adjustment:
             served = await within(self._timeout_of(options), self.adjusted(served))
         requested = CalibrationRequest(served, bounds)
-        if self.solver.is_awaited_by(requested):  # for as long as it takes, unless the request sets a limit
+        if self.solver.is_loading and requested.needs_solver:
+            # For as long as it takes, unless the request sets a limit.
             await within(None if options.timeout_ms is None else options.timeout_ms / 1e3, self.solver.wait())
         return requested
 

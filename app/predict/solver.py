@@ -15,7 +15,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from boxcal.app.predict.answers import CalibrationRequest
 from boxcal.calibrators.temperature_fast_path import solver_can_be_kept, solver_is_kept, warm_arrays
 
 MODULE, OTHER_LOOPS = "boxcal.calibrators.temperature_fast_path", "boxcal.calibrators.warm"
@@ -26,15 +25,10 @@ NICENESS = 5
 class Solver:
     """What a request waits for that the softmax alone cannot answer."""
 
+    is_loading = False
+
     def __init__(self) -> None:
         self._loading: asyncio.Task[None] | None = None
-
-    def is_awaited_by(self, requested: CalibrationRequest) -> bool:
-        """Whether a request needs the solver, and it is not loaded yet."""
-        if self._loading is None or self._loading.done():
-            return False
-        plain = requested.served.calibrator.plain
-        return requested.bounds is not None or plain is None or plain.box is not None
 
     async def wait(self) -> None:
         """Wait until it is loaded."""
@@ -49,7 +43,8 @@ class Solver:
             yield
             return
         can_be_kept = await asyncio.to_thread(solver_can_be_kept)
-        self._loading = asyncio.create_task(_load(can_be_kept=can_be_kept), name="solver")
+        self.is_loading = True
+        self._loading = asyncio.create_task(self._load(can_be_kept=can_be_kept), name="solver")
         tasks = [self._loading]
         if can_be_kept:
             tasks.append(asyncio.create_task(self._compile_others(), name="other loops"))
@@ -59,6 +54,16 @@ class Solver:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    async def _load(self, *, can_be_kept: bool) -> None:
+        if can_be_kept:
+            await _compile(MODULE)
+        # Loads it in milliseconds; compiles it where nothing could be kept. The service ends without waiting.
+        thread = threading.Thread(target=_compile_here, name="solver", daemon=True)
+        thread.start()
+        while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event of the loop
+            await asyncio.sleep(TURN_SECONDS)
+        self.is_loading = False
 
     async def _compile_others(self) -> None:
         await self.wait()
@@ -79,16 +84,6 @@ async def _compile(module: str) -> None:
         await asyncio.to_thread(child.wait)
     finally:
         child.kill()
-
-
-async def _load(*, can_be_kept: bool) -> None:
-    if can_be_kept:
-        await _compile(MODULE)
-    # Loads it in milliseconds; compiles it where nothing could be kept. The end of the service does not wait.
-    thread = threading.Thread(target=_compile_here, name="solver", daemon=True)
-    thread.start()
-    while thread.is_alive():  # noqa: ASYNC110 - a thread sets no event of the loop
-        await asyncio.sleep(TURN_SECONDS)
 
 
 def _compile_here() -> None:

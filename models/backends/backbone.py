@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from boxcal.models.inputs.base import Inputs
-from boxcal.models.inputs.preprocessing import Preprocessing
+from boxcal.models.inputs.images import Preprocessing
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,8 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from boxcal.models.backends.checks import read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
-from boxcal.models.digits_data import DIGIT_SIDE, GREY_LEVELS, LABELS, DigitLevels
+from boxcal.models.digits_data import LABELS
+from boxcal.models.inputs.images import DIGIT_SIDE, GREY_LEVELS, DigitLevels
 
 WEIGHTS = Path(__file__).with_name("digits.safetensors")
 PATCH = 2

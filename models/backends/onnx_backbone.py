@@ -26,13 +26,12 @@ from boxcal.models.backends.checks import (
     tensors_fingerprint,
 )
 from boxcal.models.backends.core_pool import CorePool
-from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
+from boxcal.models.backends.onnx_file import CPU, OnnxFile, Output, Sessions, batch_size_of, pieces
 from boxcal.models.backends.onnx_named import NamedOnnxBackbone, is_named
-from boxcal.models.backends.onnx_outputs import Output
 from boxcal.models.backends.spec import PreprocessingSpec, read_spec
-from boxcal.models.digits_data import LABELS, DigitLevels
-from boxcal.models.inputs.base import ImageInputs, Inputs
-from boxcal.models.inputs.preprocessing import Preprocessing
+from boxcal.models.digits_data import LABELS
+from boxcal.models.inputs.base import Inputs
+from boxcal.models.inputs.images import DigitLevels, ImageInputs, Preprocessing
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,15 @@ from numpy.typing import NDArray
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.checks import file_fingerprint, fingerprint_with
 from boxcal.models.backends.core_pool import usable_cores
-from boxcal.models.backends.onnx_file import CPU, OnnxFile, Sessions, batch_size_of, pieces
-from boxcal.models.backends.onnx_outputs import Output, class_labels
+from boxcal.models.backends.onnx_file import (
+    CPU,
+    OnnxFile,
+    Output,
+    Sessions,
+    batch_size_of,
+    class_labels,
+    pieces,
+)
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs

@@ -36,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, read_labels
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Pixels = Annotated[int, Field(ge=1, le=16384)]

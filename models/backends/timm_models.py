@@ -13,7 +13,7 @@ from PIL import Image
 from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 
 RANDOM = "random"
 RANDOM_SEED = 0

@@ -27,8 +27,8 @@ from torch import nn
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.checks import fingerprint_with, tensors_fingerprint
 from boxcal.models.backends.core_pool import CorePool, usable_cores
-from boxcal.models.inputs.base import ImageInputs, Inputs
-from boxcal.models.inputs.preprocessing import Preprocessing
+from boxcal.models.inputs.base import Inputs
+from boxcal.models.inputs.images import ImageInputs, Preprocessing
 
 SHOWN = 3
 

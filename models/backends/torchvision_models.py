@@ -17,7 +17,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 from boxcal.models import BackboneError
 from boxcal.models.backends.checks import check_labels, random_batch, read_labels, same_logits
 from boxcal.models.backends.torch_backbone import TorchBackbone, load_into, read_weights
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 
 RANDOM = "random"
 RANDOM_SEED = 0

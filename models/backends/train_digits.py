@@ -21,7 +21,8 @@ from torch.nn import functional
 from boxcal.models.backends.digits import WEIGHTS, DigitsTransformer
 from boxcal.models.backends.onnx_backbone import DIGITS as GRAPH
 from boxcal.models.backends.onnx_backbone import FEATURES
-from boxcal.models.digits_data import DIGIT_SIDE, Digits, load_digits_split
+from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.inputs.images import DIGIT_SIDE
 
 SEED = 0
 EPOCHS = 150

@@ -31,7 +31,7 @@ from boxcal.models.backends.torch_backbone import (
     parameter_count,
     resolve_device,
 )
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
 
 

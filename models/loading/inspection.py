@@ -19,11 +19,10 @@ import onnxruntime
 from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import FeatureBackbone
 from boxcal.models.backends.onnx_backbone import DTYPES
-from boxcal.models.backends.onnx_file import CPU, OnnxFile, batch_size_of
+from boxcal.models.backends.onnx_file import CPU, FLOATS, MAPS, OnnxFile, batch_size_of, class_labels, in_rows
 from boxcal.models.backends.onnx_named import inputs_of, is_named
-from boxcal.models.backends.onnx_outputs import FLOATS, MAPS, class_labels, in_rows
 from boxcal.models.backends.spec import ModelSpec, read_spec
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 from boxcal.models.inputs.texts import TextInputs
 from boxcal.models.loading.specifications import load_backbone
 

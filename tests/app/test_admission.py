@@ -18,10 +18,9 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 
 from boxcal.app.http.admission import count_event_stream
-from boxcal.app.http.middleware import RequestMiddleware
-from boxcal.app.http.scopes import ROUTES, RPCS, UNKNOWN, Level, Rule, Scope, body_limit
+from boxcal.app.http.middleware import RequestLog, RequestMiddleware, body_limit
+from boxcal.app.http.scopes import ROUTES, RPCS, UNKNOWN, Level, Rule, Scope
 from boxcal.app.main import all_routes, create_app
-from boxcal.app.observability.logs import RequestLog
 from boxcal.app.protocols.grpc.admission import Interceptor
 from boxcal.app.settings.service import Settings
 from tests.app.access.conftest import TESTER, Guarded, guarded

@@ -71,7 +71,7 @@ def test_text_lines_leave_requests_out_by_default(tmp_path: Path) -> None:
 
 def test_a_text_line_names_the_request_and_an_exception_follows() -> None:
     def format_it() -> str:
-        logs._request_id.set("abc")
+        logs.request_id.set("abc")
         error = (ValueError, ValueError("bad"), None)
         record = logging.LogRecord("boxcal", logging.ERROR, __file__, 1, "%s failed", ("it",), error)
         return logs.TextFormatter().format(record)

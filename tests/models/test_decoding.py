@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from boxcal.models import InvalidImage, TooManyPixels, UnusableInput
-from boxcal.models.digits_data import DigitLevels
-from boxcal.models.inputs.decoding import decode
-from boxcal.models.inputs.preprocessing import ImageClassification, Preprocessing
+from boxcal.models.inputs.images import DigitLevels, ImageClassification, Preprocessing, decode
 from boxcal.models.inputs.rows import Column, RowInputs
 
 DIGITS = DigitLevels()

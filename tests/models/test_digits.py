@@ -9,7 +9,8 @@ from sklearn import datasets
 
 from boxcal.models.backends.backbone import Backbone, OpenBackbone
 from boxcal.models.backends.digits import load_digits
-from boxcal.models.digits_data import DigitLevels, DigitsSplit, load_digits_split
+from boxcal.models.digits_data import DigitsSplit, load_digits_split
+from boxcal.models.inputs.images import DigitLevels
 from boxcal.models.loading.specifications import load_backbone
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.onnx_file import weights_alone_quantised
-from boxcal.models.inputs.preprocessing import ImageClassification
+from boxcal.models.inputs.images import ImageClassification
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.models.files import (

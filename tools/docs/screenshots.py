@@ -18,7 +18,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import __main__ as demo_shift
 from boxcal.models.backends.backbone import Backbone
-from boxcal.models.digits_data import GREY_LEVELS, Digits, load_digits_split
+from boxcal.models.digits_data import Digits, load_digits_split
+from boxcal.models.inputs.images import GREY_LEVELS
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.page.conftest import CHROMIUM
 from tests.app.running import running

@@ -20,10 +20,10 @@ from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.models import InvalidImage
-from boxcal.models.inputs.decoding import decode, image_format
+from boxcal.models.inputs.images import decode, image_format
 
 if TYPE_CHECKING:
-    from boxcal.models.inputs.preprocessing import Preprocessing
+    from boxcal.models.inputs.images import Preprocessing
 
 HEAD = 16
 

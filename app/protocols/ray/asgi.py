@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from boxcal.app.observability.logs import HEADER
+from boxcal.app.http.middleware import HEADER
 
 
 class ServedApp:

@@ -23,7 +23,7 @@ from boxcal.app.predict.bodies import COLLECTION_PAUSE, parse_json
 from boxcal.app.predict.inputs import csv_rows
 from boxcal.app.predict.lanes import BatchSizer
 from boxcal.models.digits_data import Digits
-from boxcal.models.inputs import decoding
+from boxcal.models.inputs import images
 from tests.app.raising import raises_problem
 from tests.app.running import JSON, NPY, PNG, Service, running
 from tests.models.files import write_onnx
@@ -73,7 +73,7 @@ def test_an_image_that_takes_too_long_frees_its_thread(
     http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "DECODE_SECONDS", -1.0)
+        patch.setattr(images, "DECODE_SECONDS", -1.0)
         refused = http.post("/predict", content=png(1001, 1000), headers=PNG)
     assert refused.status_code == 422
     assert "to decode" in refused.json()["detail"]
