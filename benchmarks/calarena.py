@@ -1,6 +1,7 @@
 """Calibrators by log-loss on many sets, as CalArena compares them (arXiv 2605.30188).
 
     python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many]
+    python -m benchmarks.calarena --published CLONE
 
 The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
 and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents: the
@@ -9,10 +10,15 @@ installed, and the unchanged probabilities. For each of them and for methods of 
 its comparisons with another opponent on one experiment that it wins, a tie counting half; the mean distance
 of its loss from the lowest of all, in nats; the share of experiments that it makes worse than the unchanged
 probabilities; and the median processor time of its fits beside that of our `sms`.
+
+`--published`: a clone of github.com/probkit/CalArena, with the `.h5` files that its README names in
+`calibration_benchmarks`. Our methods are fitted to the experiments of each file and compared with the
+results that CalArena has published, in `results`; nothing of `probmetrics` runs.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib
 import sys
 import time
@@ -22,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 from sklearn import datasets
@@ -40,6 +47,7 @@ from boxcal.calibrators.fitting.api import fit_data
 
 Floats = NDArray[np.float64]
 TINY = np.finfo(np.float32).tiny
+"""The smallest probability, in logits and in the loss, as in CalArena."""
 BASE = "uncalibrated"
 OURS = ("auto", BASE, "ts", "ets", "sms", "mix+sms", "dirichlet", "beta", "dpb", "pb")
 BOTH = (
@@ -69,7 +77,6 @@ ONE_AGAINST_REST = {"Hist-uniform", "Hist-quantile", "CIR"}
 LARGE = {"dirichlet", "XGBoost", "LightGBM", "CatBoost", "Spline", "BBQ", "Venn-Abers", "Kernel", "CIR"}
 MOST_OF_LARGE = 20  # With more classes these take minutes to fit
 MOST_CLASSES = 200
-FLOOR = 1e-15  # Of a probability in the loss, as in CalArena
 
 
 class Split(NamedTuple):
@@ -145,8 +152,33 @@ def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
                 yield Split(f"{name}/{kind}", rows[0], val_y, rows[1], test_y)
 
 
-def answers(split: Split) -> Iterator[tuple[str, Floats, float]]:
-    """Give each method's probabilities on the test rows, and the processor seconds of its fit."""
+def published(clone: Path) -> Iterator[tuple[str, Split, dict[str, float]]]:
+    """Give the experiments of each file of CalArena, and the losses that it has published of them."""
+    files = sorted(clone.glob("calibration_benchmarks/*.h5"))
+    if not files:
+        sys.exit(f"{clone} has no calibration_benchmarks/*.h5; its README says where they are.")
+    for file in files:
+        losses: dict[tuple[str, str], dict[str, float]] = {}
+        for results in (clone / "results" / file.stem).glob("*.csv"):
+            for row in csv.DictReader(results.read_text().splitlines()):
+                if loss := row[f"{results.stem}_logloss"]:  # empty where the method failed
+                    name = BASE if results.stem == "Base-model" else results.stem
+                    losses.setdefault((row["dataset"], row["model"]), {})[name] = float(loss)
+        with h5py.File(file) as experiments:
+            for dataset, models in experiments.items():
+                for model, group in models.items():
+                    cal, test = (group[f"probas_{part}"][:] for part in ("cal", "test"))
+                    if cal.ndim == 1:
+                        cal, test = (np.stack([1 - p, p], axis=1) for p in (cal, test))
+                    logits = (np.log(np.maximum(p.astype(np.float64), TINY)) for p in (cal, test))
+                    labels = (group[f"labels_{part}"][:].astype(np.int64) for part in ("cal", "test"))
+                    (fitted, unseen), (own, others) = logits, labels
+                    split = Split(f"{dataset}/{model}", fitted, own, unseen, others)
+                    yield file.stem, split, losses.get((dataset, model), {})
+
+
+def ours(split: Split) -> Iterator[tuple[str, Floats, float]]:
+    """Give our methods' probabilities on the test rows, and the processor seconds of their fits."""
     data = check_validation_set(split.logits, split.labels)
     for name in OURS:
         if name in LARGE and data.num_classes > MOST_OF_LARGE:
@@ -162,6 +194,11 @@ def answers(split: Split) -> Iterator[tuple[str, Floats, float]]:
             seconds += time.process_time() - begun
             raw = fit_data(BASE, data).on_arrays(split.test_logits)
             yield "auto, gate", p if report.is_better else raw, seconds
+
+
+def theirs(split: Split) -> Iterator[tuple[str, Floats, float]]:
+    """Give the same of the opponents that are installed."""
+    data = check_validation_set(split.logits, split.labels)
     softmax = fit_data(BASE, data).on_arrays
     for name in THEIRS_OF_TWO if data.num_classes == 2 else THEIRS_OF_MANY:
         if name in LARGE and data.num_classes > MOST_OF_LARGE:
@@ -193,7 +230,7 @@ def opponent(name: str, classes: int) -> Any:
 
 
 def log_losses(p: Floats, labels: NDArray[np.int64]) -> Floats:
-    return -np.log(np.clip(p[np.arange(len(labels)), labels], FLOOR, 1.0))
+    return -np.log(np.clip(p[np.arange(len(labels)), labels], TINY, 1.0))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -207,14 +244,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     pool = [place for place, name in enumerate(names) if name in theirs or name == BASE or not theirs]
     regret = np.nanmean(losses - np.nanmin(losses, axis=1, keepdims=True), axis=0)
     worse = np.mean(losses > plain + 1e-9, axis=0)
-    times = np.nanmedian(seconds / sms, axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of methods whose time is unknown
+        times = np.nanmedian(seconds / sms, axis=0)
     rates = (win_rate(losses[:, n], losses[:, [m for m in pool if m != n]]) for n in range(len(names)))
     wins = np.fromiter(rates, float)
     lines = ["| method | win rate | mean loss | regret | worse, % | CPU, sms = 1 |", "|---" * 6 + "|"]
     loss = np.nanmean(losses, axis=0)
     for place in np.argsort(-wins):
         figures = f"{wins[place]:.3f} | {loss[place]:.4f} | {regret[place]:.4f} | {100 * worse[place]:.0f}"
-        lines.append(f"| {names[place]} | {figures} | {times[place]:.1f} |")
+        seconds_of = "–" if np.isnan(times[place]) else f"{times[place]:.1f}"
+        lines.append(f"| {names[place]} | {figures} | {seconds_of} |")
     return "\n".join(lines)
 
 
@@ -229,23 +269,27 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--only", choices=("two", "many"))
+    parser.add_argument("--published", type=Path, metavar="CLONE")
     given = parser.parse_args()
-    families: dict[str, list[dict[str, Any]]] = {"two": [], "many": []}
-    for split in experiments(given.folders, given.splits):
-        family = "two" if split.logits.shape[1] == 2 else "many"
-        if given.only not in (None, family):
+    families: dict[str, list[dict[str, Any]]] = {}
+    if given.published:
+        every = published(given.published)
+    else:
+        made = experiments(given.folders, given.splits)
+        every = (("two" if one.logits.shape[1] == 2 else "many", one, {}) for one in made)
+    for family, split, known in every:
+        if given.only not in (None, "two" if split.logits.shape[1] == 2 else "many"):
             continue
-        row: dict[str, Any] = {"set": split.name, "losses": {}, "seconds": {}}
-        for name, p, seconds in answers(split):
+        row: dict[str, Any] = {"set": split.name, "losses": known, "seconds": {}}
+        for name, p, seconds in (*ours(split), *(() if given.published else theirs(split))):
             row["losses"][name] = float(log_losses(p, split.test_labels).mean())
             row["seconds"][name] = seconds
-        families[family].append(row)
+        families.setdefault(family, []).append(row)
         losses = "  ".join(f"{name} {loss:.4f}" for name, loss in row["losses"].items())
         print(f"{split.name}  {losses}", file=sys.stderr)
     for family, rows in families.items():
-        if rows:
-            sets = {row["set"] for row in rows}
-            print(f"\nClasses: {family}; {len(sets)} sets, {len(rows)} splits\n\n{table(rows)}")
+        sets = {row["set"] for row in rows}
+        print(f"\nClasses: {family}; {len(sets)} sets, {len(rows)} splits\n\n{table(rows)}")
 
 
 if __name__ == "__main__":
