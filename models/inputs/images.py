@@ -256,28 +256,10 @@ class ImageInputs:
 
 
 def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDArray[np.float32]:
-    """Turn an encoded image into one input of the backbone.
+    """Turn a whole JPEG, PNG or WebP file into one input of the shape `preprocessing.input_shape`.
 
-    Parameters
-    ----------
-    data
-        A whole JPEG, PNG or WebP file.
-    preprocessing
-        Turns the decoded image into an input.
-    max_pixels
-        Largest width times height that is decoded.
-
-    Returns
-    -------
-    NDArray
-        float32 of the shape `preprocessing.input_shape`.
-
-    Raises
-    ------
-    InvalidImage
-        The format is not supported, or the image is animated, truncated or damaged.
-    TooManyPixels
-        The header announces more than `max_pixels`.
+    Raises InvalidImage for other formats and animated or damaged images, and TooManyPixels for those whose
+    header announces a larger product of width and height than `max_pixels`.
     """
     kind = image_format(data)
     width, height = image_size(data)
@@ -312,13 +294,7 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
 
 
 def image_format(data: bytes) -> str:
-    """Tell JPEG, PNG and WebP apart by their first bytes.
-
-    Raises
-    ------
-    InvalidImage
-        They are none of them.
-    """
+    """Tell JPEG, PNG and WebP apart by their first bytes; InvalidImage if they are none of them."""
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -342,13 +318,7 @@ def count_scans(data: bytes) -> int:
 
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
-    """Refuse an image with more than `max_pixels` pixels, or with sides that are too long or too unequal.
-
-    Raises
-    ------
-    TooManyPixels
-        Names its size and the limit.
-    """
+    """Raise TooManyPixels for more than `max_pixels` pixels, or sides that are too long or too unequal."""
     shorter, longer = sorted((width, height))
     if width * height > max_pixels:
         limit = f"at most {max_pixels:,} are decoded"
@@ -362,13 +332,7 @@ def check_size(width: int, height: int, max_pixels: int) -> None:
 
 
 def image_size(data: bytes) -> tuple[int, int]:
-    """Read width and height of a JPEG, PNG or WebP file from its header, without decoding it.
-
-    Raises
-    ------
-    InvalidImage
-        The format is not supported, or the header cannot be read.
-    """
+    """Read width and height of a JPEG, PNG or WebP file from its header; InvalidImage if it has none."""
     kind = image_format(data)
     if kind == "WEBP":
         return webp_header(data)[:2]
@@ -389,14 +353,8 @@ def image_size(data: bytes) -> tuple[int, int]:
 def webp_header(data: bytes) -> tuple[int, int, bool]:
     """Read width, height and whether it is animated from the first chunk of a WebP file.
 
-    Raises
-    ------
-    InvalidImage
-        The first chunk is not VP8, VP8L or VP8X, or is cut off.
-
-    References
-    ----------
-    RFC 9649, sections 2.5 to 2.7 and 3.4; RFC 6386, section 9.1.
+    Raises InvalidImage where this is not VP8, VP8L or VP8X, or is cut off. RFC 9649, sections 2.5 to 2.7 and
+    3.4; RFC 6386, section 9.1.
     """
     chunk, body = data[12:16], data[20:30]
     if chunk == b"VP8X" and len(body) >= 10:
