@@ -4,6 +4,7 @@ They are kept on disk (NUMBA_CACHE_DIR, else beside the source), for this kind o
 first fit, and the first labels that a service gets, wait for the compiler.
 """
 
+import logging
 from contextlib import suppress
 
 import numpy as np
@@ -61,4 +62,5 @@ def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int6
 
 
 if __name__ == "__main__":
+    logging.getLogger("boxcal").setLevel(logging.ERROR)  # that loops are compiled is no news here
     warm()

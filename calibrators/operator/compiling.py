@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import logging
 import os
 import shutil
 import tempfile
@@ -11,9 +12,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import njit, typeof
+from numba.core import event
 from numba.core.caching import NullCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+logger = logging.getLogger("boxcal")
+
+
+class Notice(event.Listener):
+    """Says once in a process why it waits, when a loop is compiled that could not be loaded from disk."""
+
+    said = False
+
+    def on_start(self, started: Any) -> None:
+        if self.said or not started.data["dispatcher"].py_func.__module__.startswith("boxcal."):
+            return
+        self.said = True
+        logger.warning(
+            "boxcal: compiling loops for this processor, which takes up to half a minute, once; "
+            "'python -m boxcal.calibrators.warm' compiles all before"
+        )
+
+    def on_end(self, ended: Any) -> None:
+        """Say nothing."""
+
+
+event.register("numba:compile", Notice())  # type: ignore[no-untyped-call]
 
 
 def unpack(image: Path, kept: Path) -> None:

@@ -53,6 +53,15 @@ def test_a_volume_without_loops_gets_those_of_the_image_and_any_other_keeps_its_
     assert hits(NUMBA_CACHE_DIR=tmp_path / "other", COMPILED_LOOPS_DIR=tmp_path / "absent") == "0"
 
 
+WAITS = """
+import sys
+import numpy as np
+from boxcal.calibrators.maps.isotonic_loop import isotonic_with_one_more
+
+sys.stderr = sys.stdout
+for label in (1.0, 1):
+    isotonic_with_one_more(np.ones(2), np.ones(2), label)
+"""
 NOWHERE = """
 import importlib, pkgutil
 import numba.core.caching
@@ -81,6 +90,13 @@ for method in methods():
 cross_fitted_report("auto", rows, labels)
 print(len(before), sorted(kept() - before))
 """
+
+
+def test_a_process_that_compiles_says_so_once_and_one_that_loads_nothing(tmp_path: Path) -> None:
+    first, second = (run("-c", WAITS, NUMBA_CACHE_DIR=tmp_path) for _ in range(2))
+    assert first.startswith("boxcal: compiling loops for this processor, which takes up to half a minute")
+    assert len(first.splitlines()) == 1
+    assert second == ""
 
 
 def test_every_module_can_be_imported_where_no_loop_can_be_kept() -> None:
