@@ -6,6 +6,7 @@ way, and so does `ArrayCalibrator`: the answers are the same to the last bit. No
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -174,4 +175,5 @@ def solver_is_kept() -> bool:
 
 
 if __name__ == "__main__":
+    logging.getLogger("boxcal.compiling").setLevel(logging.ERROR)  # that it compiles is no news
     warm_arrays()

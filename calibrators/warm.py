@@ -62,5 +62,5 @@ def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int6
 
 
 if __name__ == "__main__":
-    logging.getLogger("boxcal").setLevel(logging.ERROR)  # that loops are compiled is no news here
+    logging.getLogger("boxcal.compiling").setLevel(logging.ERROR)  # that it compiles is no news
     warm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -72,6 +73,7 @@ def prepare() -> None:
             warm_arrays()
         else:
             sys.stderr.write(NOTICE + "\n")
+            logging.getLogger("boxcal.compiling").setLevel(logging.ERROR)  # it would say the same
             warm_softmax()
     finally:
         if hidden:

@@ -16,7 +16,7 @@ from numba.core import event
 from numba.core.caching import NullCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-logger = logging.getLogger("boxcal")
+logger = logging.getLogger("boxcal.compiling")
 
 
 class Notice(event.Listener):

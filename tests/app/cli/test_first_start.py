@@ -99,6 +99,7 @@ def test_a_first_start_answers_before_the_solver_is_compiled_and_bounded_request
         service.start()
         assert not compilers(service)
         assert service.log().count("compiling the solver") == 1
+        assert "compiling loops" not in service.log()
         assert answer(service, BOUNDED) == bounded
 
 
