@@ -6,7 +6,7 @@
 DATA is a folder with a folder per data set, `NAME/val.npz` and `NAME/test.npz`. Each method is fitted to the
 given validation set and evaluated on the given test set; then on nine random redistributions of both. Every
 result is stored at once in `benchmarks/results/paper`, and a run computes only what is missing; all of it
-takes about three hours. `--minutes 0` prints the page of all that is stored. `--runtime` measures the run
+takes about two hours. `--minutes 0` prints the page of all that is stored. `--runtime` measures the run
 time of the operator, within two minutes, and draws the figure `docs/images/runtime.svg`.
 """
 
