@@ -59,30 +59,15 @@ class ServedModel:
     telemetry: Telemetry
     backbone: Backbone
     refits: FitService
+    registry: Registry  # As this model sees it: its calibrators, activations and fits
+    activator: Activator
+    active: ActiveCalibrator  # The reference that predictions read
+    fit_jobs: FitJobs
     feedback: FeedbackWriter
     monitor: Monitor
     pipeline: Pipeline
     stats: Stats
     v2: Models  # The model in the Open Inference Protocol
-
-    @property
-    def registry(self) -> Registry:
-        """The registry as this model sees it: its calibrators, activations and fits."""
-        return self.refits.registry
-
-    @property
-    def activator(self) -> Activator:
-        """Activates its calibrators."""
-        return self.refits.activator
-
-    @property
-    def active(self) -> ActiveCalibrator:
-        """The reference that predictions read."""
-        return self.refits.activator.active
-
-    @property
-    def fit_jobs(self) -> FitJobs:
-        return self.refits.jobs
 
 
 def turns_of(backbone: Backbone, share: float, devices: dict[str, Device] | None) -> Turns | None:
@@ -175,6 +160,10 @@ async def opened(
             telemetry=telemetry,
             backbone=backbone,
             refits=refits,
+            registry=refits.registry,
+            activator=refits.activator,
+            active=refits.activator.active,
+            fit_jobs=refits.jobs,
             feedback=monitoring.feedback,
             monitor=monitoring.monitor,
             pipeline=pipeline,

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 REPETITIONS = 3
+FOLDED_SECONDS = 4.0  # in which the monitor has folded a label
 IDLE_SECONDS = 12.0  # longer than the period of what the service does by itself
 SITECUSTOMIZE = "from benchmarks.modules import trace_process; trace_process({path!r})"
 
@@ -86,6 +87,7 @@ def crossed(routes: list[str]) -> dict[str, set[str]]:
             "data": {"method": "ts", "activate": "always"},
             "params": {"wait": 300},
         },
+        "/feedback": {},
     }
     modules = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -105,8 +107,14 @@ def crossed(routes: list[str]) -> dict[str, set[str]]:
             for route in routes:
                 repeated = []
                 for _ in range(REPETITIONS + 1):
+                    if route == "/feedback":
+                        answer = client.post("/predict?feedback=true", **requests["/predict"]).json()
+                        label = {"id": answer["predictions"][0]["id"], "label": 3}
+                        requests[route] = {"json": {"items": [label]}}
+                        time.sleep(FOLDED_SECONDS)
                     trace.functions.clear()
                     client.post(route, **requests[route]).raise_for_status()
+                    time.sleep(FOLDED_SECONDS if route == "/feedback" else 0.0)
                     repeated.append(set(trace.functions))
                 modules[route] = {module for module, _ in set.intersection(*repeated[1:]) - idle}
         threading.setprofile(None)
@@ -116,5 +124,5 @@ def crossed(routes: list[str]) -> dict[str, set[str]]:
 
 
 if __name__ == "__main__":
-    for request, names in crossed(sys.argv[1:] or ["/predict", "/calibrate", "/fit"]).items():
+    for request, names in crossed(sys.argv[1:] or ["/predict", "/calibrate", "/fit", "/feedback"]).items():
         print(f"{request}: {len(names)} modules", *sorted(names), sep="\n  ")

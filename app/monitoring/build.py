@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.monitoring.monitor import Monitor, class_prior_of
 from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.supervised_task import background
@@ -37,7 +37,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
-from boxcal.app.monitoring.versions import class_prior_of
 from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,

@@ -20,11 +20,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from boxcal.app.monitoring.records import NONE, Array
-from boxcal.calibrators.monitoring.accuracy import Accuracy, AccuracyEstimate
 from boxcal.calibrators.monitoring.calibration_test import MATERIAL_ALPHA, STRICT_ALPHA
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase, sentence_of
 from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
-from boxcal.calibrators.monitoring.metrics import RunningMetrics
+from boxcal.calibrators.monitoring.metrics import Accuracy, AccuracyEstimate, RunningMetrics
 from boxcal.calibrators.monitoring.refit_loop import FEWEST_LABELS, RefitLoop
 from boxcal.calibrators.monitoring.state import StatefulFold
 from boxcal.calibrators.monitoring.stored_logits import unpack

@@ -22,8 +22,7 @@ from boxcal.app.fitting.server.worker_process import WorkerFailed
 from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.monitor import Monitor
-from boxcal.app.monitoring.versions import class_prior_of
+from boxcal.app.monitoring.monitor import Monitor, class_prior_of
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import UNCALIBRATED, Reason
 from boxcal.app.registry.store import Registry

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from boxcal.app.http.problems import InvalidParameter
-from boxcal.app.monitoring import items
-from boxcal.app.monitoring.items import ItemReader
+from boxcal.app.monitoring import routes
 from boxcal.app.monitoring.records import ItemProblem, Label
+from boxcal.app.monitoring.routes import ItemReader
 from boxcal.app.predict.options import Labels
 from boxcal.calibrators.monitoring.stored_logits import unpack
 from tests.app.raising import raises_problem
@@ -100,7 +100,7 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=4)
-        | st.dictionaries(st.sampled_from([*sorted(items.MEMBERS), "x"]), inner, max_size=5)
+        | st.dictionaries(st.sampled_from([*sorted(routes.MEMBERS), "x"]), inner, max_size=5)
     ),
     max_leaves=8,
 )

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from boxcal.calibrators.evaluation.metrics import evaluate
-from boxcal.calibrators.monitoring.accuracy import Accuracy
 from boxcal.calibrators.monitoring.class_prior import estimate_class_prior, is_shifted
 from boxcal.calibrators.monitoring.drift import PER_SECOND, RESERVE, DriftTest, TrafficSample
-from boxcal.calibrators.monitoring.metrics import RunningMetrics
+from boxcal.calibrators.monitoring.metrics import Accuracy, RunningMetrics
 from boxcal.calibrators.monitoring.state import Array
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from tests.calibrators.monitoring.streams import answers, drawn, normalised, shifted
