@@ -6,6 +6,7 @@ that the kernel ends when memory runs out, and ends when the service does, even 
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import signal
@@ -42,6 +43,7 @@ from boxcal.app.http.problems import (
 NICENESS = 10
 OOM_SCORE = 900  # of 1000: the kernel ends this process before the service
 REPORT_SECONDS = 0.05
+COMPILING = "compiling loops for this processor, once"
 
 
 def main(descriptor: int, folder: Path | None = None) -> None:
@@ -76,6 +78,8 @@ def _send(replies: BinaryIO, reply: Reply) -> None:
 
 def _result(task: Task, progress: _Reporter) -> Reply:
     """Do a task; whatever goes wrong in it becomes a message."""
+    notices = logging.getLogger("boxcal.compiling")
+    notices.handlers, notices.propagate = [_Notices(progress)], False
     try:
         with full_disk_as_problem():
             # Imported here, so that the end of the service is noticed while the libraries load.
@@ -130,15 +134,30 @@ class _Reporter:
 
     def __init__(self, replies: BinaryIO) -> None:
         self._replies = replies
-        self._last = 0.0
+        self._last = self._fraction = 0.0
         self._stage = ""
 
     def __call__(self, fraction: float, stage: str) -> None:
         now = time.monotonic()
         if stage == self._stage and now - self._last < REPORT_SECONDS:
             return
-        self._last, self._stage = now, stage
-        _send(self._replies, Advanced(min(1.0, max(0.0, fraction)), stage))
+        self._last, self._stage, self._fraction = now, stage, min(1.0, max(0.0, fraction))
+        _send(self._replies, Advanced(self._fraction, stage))
+
+    def waits(self, stage: str) -> None:
+        """Report a stage in which the task does not advance."""
+        self(self._fraction, stage)
+
+
+class _Notices(logging.Handler):
+    """Turns the notice that loops are compiled into a stage of the fit that waits for it."""
+
+    def __init__(self, progress: _Reporter) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.waits(COMPILING)
 
 
 if __name__ == "__main__":

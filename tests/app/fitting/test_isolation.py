@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
+import logging
 import os
 import resource
 import signal
@@ -19,9 +21,12 @@ from typing import Any
 import httpx
 import pytest
 
-from boxcal.app.fitting.messages import TASK, TableTask
+from boxcal.app.fitting.backbones import BackboneSource
+from boxcal.app.fitting.messages import TASK, FitTask, TableTask
 from boxcal.app.fitting.server.job import Job
 from boxcal.app.fitting.server.worker_process import MODULE, Worker
+from boxcal.app.fitting.worker import fit as worker_fit
+from boxcal.app.fitting.worker import main
 from boxcal.app.registry.records import FitRecord
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.files import parquet
@@ -234,3 +239,26 @@ def test_a_worker_has_no_secret_no_network_and_no_way_to_more_rights(tmp_path: P
         assert "NoNewPrivs:\t1" in (folder / "status").read_text()
         for space in ("net", "user"):
             assert (folder / "ns" / space).readlink() != Path(f"/proc/self/ns/{space}").readlink()
+
+
+def test_the_wait_for_the_compiler_is_a_stage_of_the_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notices, sent = logging.getLogger("boxcal.compiling"), io.BytesIO()
+    monkeypatch.setattr(notices, "handlers", [])
+    monkeypatch.setattr(notices, "propagate", True)
+
+    def perform(task: FitTask, progress: Callable[[float, str], None]) -> None:
+        progress(0.3, "fitting ts")
+        notices.warning("compiling")
+
+    monkeypatch.setattr(worker_fit, "perform", perform)
+    main._result(
+        FitTask(tmp_path, BackboneSource("digits", None, None, "cpu", "fp32"), "ts"), main._Reporter(sent)
+    )
+    replies = [json.loads(line) for line in sent.getvalue().splitlines()]
+    assert [(one["progress"], one["stage"]) for one in replies] == [
+        (0.3, "fitting ts"),
+        (0.3, "compiling loops for this processor, once"),
+    ]
+    assert not caplog.records
