@@ -41,7 +41,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks import command_line
 from benchmarks.paper.sets import read
-from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.data import ValidationSet, check_validation_set
 from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.api import fit_data
 
@@ -177,9 +177,8 @@ def published(clone: Path) -> Iterator[tuple[str, Split, dict[str, float]]]:
                     yield file.stem, split, losses.get((dataset, model), {})
 
 
-def ours(split: Split) -> Iterator[tuple[str, Floats, float]]:
+def ours(split: Split, data: ValidationSet) -> Iterator[tuple[str, Floats, float]]:
     """Give our methods' probabilities on the test rows, and the processor seconds of their fits."""
-    data = check_validation_set(split.logits, split.labels)
     for name in OURS:
         if name in LARGE and data.num_classes > MOST_OF_LARGE:
             continue
@@ -196,9 +195,8 @@ def ours(split: Split) -> Iterator[tuple[str, Floats, float]]:
             yield "auto, gate", p if report.is_better else raw, seconds
 
 
-def theirs(split: Split) -> Iterator[tuple[str, Floats, float]]:
+def theirs(split: Split, data: ValidationSet) -> Iterator[tuple[str, Floats, float]]:
     """Give the same of the opponents that are installed."""
-    data = check_validation_set(split.logits, split.labels)
     softmax = fit_data(BASE, data).on_arrays
     for name in THEIRS_OF_TWO if data.num_classes == 2 else THEIRS_OF_MANY:
         if name in LARGE and data.num_classes > MOST_OF_LARGE:
@@ -281,7 +279,9 @@ def main() -> None:
         if given.only not in (None, "two" if split.logits.shape[1] == 2 else "many"):
             continue
         row: dict[str, Any] = {"set": split.name, "losses": known, "seconds": {}}
-        for name, p, seconds in (*ours(split), *(() if given.published else theirs(split))):
+        data = check_validation_set(split.logits, split.labels)
+        others = () if given.published else theirs(split, data)
+        for name, p, seconds in (*ours(split, data), *others):
             row["losses"][name] = float(log_losses(p, split.test_labels).mean())
             row["seconds"][name] = seconds
         families.setdefault(family, []).append(row)
