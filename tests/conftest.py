@@ -9,8 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.pauses import PAUSES
+
+# How long an example takes to be made or tested says how busy the machine is.
+settings.register_profile("boxcal", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("boxcal")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -191,7 +191,7 @@ def test_a_webp_canvas_is_not_allocated() -> None:
         read(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.sampled_from(["JPEG", "PNG", "WEBP"]),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), min_size=1, max_size=20),

@@ -99,7 +99,7 @@ def bounds_of(draw: st.DrawFn, num_classes: int) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_every_answer_obeys_its_bounds_and_sums_to_one(data: st.DataObject) -> None:
     num_classes = data.draw(SIZES)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcal.app.http.problems import BoxcalError
@@ -54,7 +54,7 @@ def as_sent(scores: Any, kind: str) -> Any:
     }[kind]
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([*TABLES, "npz", "json"]),
