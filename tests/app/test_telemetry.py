@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import Receive, Scope, Send
 
+from boxcal.app.http import health
 from boxcal.app.main import create_app
 from boxcal.app.observability.stats import READINGS, Stats, minus, quantile, total
 from boxcal.app.observability.supervised_task import FreeMemory, resident_bytes
@@ -52,6 +53,22 @@ def test_the_series_are_those_promised(http: httpx.Client, digits: Digits) -> No
     active = http.get("/health/ready").json()["calibrator"]  # other tests may have activated one
     shown = re.findall(r'^boxcal_calibrator_info\{method="\w+",version="(\d+)"\} 1.0$', text, re.MULTILINE)
     assert shown == [str(active)]
+
+
+def test_metrics_are_written_beside_the_event_loop(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def recorded(collected: CollectorRegistry) -> bytes:
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        written.append(collected)
+        return generate_latest(collected)
+
+    monkeypatch.setattr(health, "generate_latest", recorded)
+    assert "boxcal_request_seconds" in http.get("/metrics").text
+    assert len(written) == 1
 
 
 def test_buckets_are_exposed_once_something_is_in_them() -> None:
