@@ -8,16 +8,11 @@ import logging
 from contextlib import suppress
 
 import numpy as np
-from numpy.typing import NDArray
 
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.fitting.api import fit_data
-from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
-from boxcal.calibrators.monitoring.champion_challenger import Duel
-from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
-from boxcal.calibrators.monitoring.metrics import RunningMetrics
-from boxcal.calibrators.monitoring.stored_logits import pack
+from boxcal.calibrators.monitoring import warm_loops
 from boxcal.calibrators.temperature_fast_path import warm_arrays
 
 METHODS = ("ts+pb", "dirichlet+pb-mlp", "ts+lb", "ets+pb", "pb-mlp", "dpb", "venn-abers")
@@ -30,7 +25,6 @@ def warm() -> None:
     warm_arrays()
     with suppress(ModuleNotFoundError):
         _warm_tensors()
-    pack(np.full((1, 3), 1 / 3))
     random = np.random.default_rng(0)
     rows = 5.0 * random.normal(size=(ROWS, CLASSES))
     # Wrong labels of confident rows, so that the fits arrive at bounds that hold some rows.
@@ -39,7 +33,7 @@ def warm() -> None:
         fit_data(method, ValidationSet(rows, labels))
         fit_data(method, ValidationSet(rows.astype(np.float32), labels))
     cross_fitted_report("ts", rows, labels)
-    _warm_monitoring(random.dirichlet(np.ones(CLASSES), ROWS), labels)
+    warm_loops()
 
 
 def _warm_tensors() -> None:
@@ -51,14 +45,6 @@ def _warm_tensors() -> None:
         for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
             logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
-
-
-def _warm_monitoring(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> None:
-    CalibrationTest(CLASSES).update(probabilities, labels)
-    Duel(CLASSES).update(probabilities, probabilities, labels)
-    RunningMetrics(CLASSES).update(probabilities, labels)
-    DriftTest(probabilities.max(1)).update(probabilities.max(1))
-    TrafficSample().choose(np.arange(ROWS), np.arange(ROWS))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,27 @@ for method in methods():
 cross_fitted_report("auto", rows, labels)
 print(len(before), sorted(kept() - before))
 """
+FOLDS = """
+import sys
+from numba.core.dispatcher import Dispatcher
+from boxcal.calibrators.monitoring import warm_loops
+from tests.app.monitoring.test_fold import answers, log, whole
+
+def forms():
+    return {
+        (name, function, signature)
+        for name, module in list(sys.modules.items()) if name.startswith("boxcal.calibrators")
+        for function, one in vars(module).items() if isinstance(one, Dispatcher)
+        for signature in one.signatures
+    }
+
+warm_loops()
+answers(1, [[0.0] * 10])  # as a service does at its start
+loaded = forms()
+fold = whole(log(300, 3.0))
+fold.loop.test.diagnosis()
+print(fold.metrics.result().count, sorted(forms() - loaded))
+"""
 
 
 def test_a_process_that_compiles_says_so_once_and_one_that_loads_nothing(tmp_path: Path) -> None:
@@ -108,3 +129,7 @@ def test_no_fit_compiles_anything_after_the_installation(tmp_path: Path) -> None
     number, new = run("-c", WARM, NUMBA_CACHE_DIR=tmp_path).split(maxsplit=1)
     assert int(number) > 10
     assert new == "[]\n"
+
+
+def test_no_label_compiles_anything_after_the_loops_of_the_monitor_are_loaded() -> None:
+    assert run("-c", FOLDS).splitlines() == ["249 []"]
