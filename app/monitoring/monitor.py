@@ -28,7 +28,6 @@ from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import Activation
 from boxcal.app.registry.store import Registry
 from boxcal.app.registry.tables import monitors, utc_now
-from boxcal.calibrators.monitoring import warm_loops
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
@@ -131,7 +130,6 @@ class Monitor:
         self._is_monitor = monitors.c.backbone_id == self.registry.backbone_id
         self._lock = threading.Lock()
         self._seen: tuple[int, int, int] | None = None
-        self._is_warm = False
         self._closing = False
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -151,9 +149,6 @@ class Monitor:
             place = self._place()
             try:
                 if woken or place is None or place != self._seen:
-                    if self.folds and not self._is_warm and await self.registry.run(self.has_entries):
-                        await asyncio.to_thread(warm_loops)
-                        self._is_warm = True
                     while await self.registry.run(self.step):
                         pass
                     self._seen = place
@@ -190,12 +185,6 @@ class Monitor:
         """End the streams of events."""
         self._closing = True
         self.publish()
-
-    def has_entries(self) -> bool:
-        """Whether the log has entries that are not folded yet."""
-        with self.registry.database.read() as connection:
-            row = self._row(connection)
-            return self.log.has_entries_after(connection, 0 if row is None else row.seq)
 
     def step(self) -> bool:
         """Fold the next entries; returns whether there may be more."""

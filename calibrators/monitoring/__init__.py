@@ -7,10 +7,7 @@ numbers.
 
 
 def warm_loops() -> None:
-    """Call each compiled loop of this package once: it is loaded from disk, or compiled.
-
-    Who folds in a transaction calls this before, so that no transaction waits for the compiler.
-    """
+    """Call each compiled loop once: no transaction that folds labels shall wait for a compiler."""
     import numpy as np  # noqa: PLC0415 - one module of this package needs none of the others
 
     from boxcal.calibrators.monitoring.calibration_test import CalibrationTest  # noqa: PLC0415
