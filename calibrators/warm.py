@@ -12,7 +12,11 @@ import numpy as np
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.fitting.api import fit_data
-from boxcal.calibrators.monitoring import warm_loops
+from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
+from boxcal.calibrators.monitoring.champion_challenger import Duel
+from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
+from boxcal.calibrators.monitoring.metrics import RunningMetrics
+from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from boxcal.calibrators.temperature_fast_path import warm_arrays
 
 METHODS = ("ts+pb", "dirichlet+pb-mlp", "ts+lb", "ets+pb", "pb-mlp", "dpb", "venn-abers")
@@ -33,7 +37,7 @@ def warm() -> None:
         fit_data(method, ValidationSet(rows, labels))
         fit_data(method, ValidationSet(rows.astype(np.float32), labels))
     cross_fitted_report("ts", rows, labels)
-    warm_loops()
+    warm_monitoring()
 
 
 def _warm_tensors() -> None:
@@ -45,6 +49,20 @@ def _warm_tensors() -> None:
         for upper in (0.5, torch.full((3,), 0.5, dtype=dtype)):
             logits = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
             torch.autograd.grad(box_constrained_softmax(logits, 0.1, upper).sum(), logits)
+
+
+def warm_monitoring() -> None:
+    """Call the loops of the monitor: no transaction that folds labels shall wait for a compiler."""
+    rows = np.random.default_rng(0).dirichlet(np.ones(CLASSES), ROWS)
+    labels = np.arange(ROWS) % CLASSES
+    unpack(pack(np.log(rows)))
+    test = CalibrationTest(CLASSES)
+    confidences = test.observe(rows)
+    test.update(rows, labels)
+    Duel(CLASSES).update(rows, rows, labels)
+    RunningMetrics(CLASSES).update(rows, labels)
+    DriftTest(np.empty(0)).update(confidences)
+    TrafficSample().choose(np.arange(ROWS), np.arange(ROWS))
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ print(len(before), sorted(kept() - before))
 FOLDS = """
 import sys
 from numba.core.dispatcher import Dispatcher
-from boxcal.calibrators.monitoring import warm_loops
+from boxcal.calibrators.warm import warm_monitoring
 from tests.app.monitoring.test_fold import answers, log, whole
 
 def forms():
@@ -104,7 +104,7 @@ def forms():
         for signature in one.signatures
     }
 
-warm_loops()
+warm_monitoring()
 answers(1, [[0.0] * 10])  # as a service does at its start
 loaded = forms()
 fold = whole(log(300, 3.0))
