@@ -22,14 +22,14 @@ RUN python -m pip --python /opt/venv install --no-deps --no-index --no-build-iso
 # unless Triton needs it. Only what the service, a fit and its file import is compiled; where the root is read-only no more can be.
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils \
  && cd /opt/venv/lib/python3*/site-packages \
- && find matplotlib numba numpy onnx pyarrow scipy sklearn -depth -type d \
+ && find matplotlib numba numpy onnx pyarrow scipy -depth -type d \
       \( -name tests -o -path "onnx/*/test" -o -name include \) -exec rm -r {} + \
  && rm -f pyarrow/*_flight.* pyarrow/*_s3.* pyarrow/_s3fs.* \
  && find fontTools kiwisolver llvmlite pyarrow uvloop -name "*.so*" -exec strip --strip-unneeded {} + \
  && { test -d torch || python -m pip --python /opt/venv uninstall --yes setuptools; } \
  && NUMBA_CACHE_DIR=/tmp PYTHONPATH=/opt/boxcal /opt/venv/bin/python -c "import boxcal.app.server, boxcal.app.cli.commands, \
     boxcal.app.fitting.worker.main, boxcal.app.fitting.worker.fit, boxcal.app.tables.formats, boxcal.app.protocols.grpc.server, \
-    pyarrow.parquet, sklearn.isotonic, sklearn.linear_model, uvloop"
+    pyarrow.parquet, uvloop"
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title=boxcal \

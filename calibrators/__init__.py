@@ -41,7 +41,14 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "boxcal").startswith("boxcal"):
+            raise
+        extra = "serve" if error.name == "torch" else "calibrators"
+        hint = f"boxcal.{name} needs the package {error.name}: pip install 'boxcal[{extra}]'"
+        raise ModuleNotFoundError(hint, name=error.name) from error
     globals()[name] = value
     return value
 

@@ -1,8 +1,7 @@
-"""`beta`: beta calibration of each class against the rest (Kull et al. 2017), by scikit-learn."""
+"""`beta`: beta calibration of each class against the rest (Kull et al. 2017)."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
@@ -16,6 +15,11 @@ from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Sha
 
 FLOOR, LEAST_REST = -690.0, 1e-16
 """Of log p and of 1 - p: far below what a float's rounding can tell from 0."""
+RIDGE = 1e-6
+"""Of a and b, beside the sum of the losses: where a class is separated, it is all that ends the fit."""
+MOST_STEPS, MOST_HALVINGS = 100, 30
+DECREASE = 1e-12
+"""Nats a sample that a step must promise, else the fit ends."""
 
 
 class BetaCalibration(LogitMap):
@@ -57,37 +61,51 @@ class BetaCalibration(LogitMap):
         return array_ops.log_sigmoid(values), back
 
     def solve(self, data: ValidationSet, tick: Callable[[float], None]) -> Solution:
-        """Fit a logistic regression per class; one whose weight is negative is fitted again without."""
-        from scipy.linalg import LinAlgWarning  # noqa: PLC0415 - only fits need it
-        from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415 - as above
-        from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - as above
-
+        """Fit a logistic regression with a, b >= 0 per class."""
         inside, outside = logs_of_both(array_ops, data.scores)
-        y = data.labels
+        y, ones = data.labels, np.ones(len(data.labels))
+        weights = ones if data.weights is None else data.weights
         fitted = np.zeros((3, self.num_classes))
         for k in range(self.num_classes):
             hits = y == k
             if hits.any() and not hits.all():
-                readings = np.stack([inside[:, k], -outside[:, k]], axis=1)
-                used = [0, 1]
-                for _ in range(2):
-                    model = LogisticRegression(C=1e6, solver="newton-cholesky")
-                    with warnings.catch_warnings():  # where Newton's method fails, it goes on with L-BFGS
-                        warnings.simplefilter("ignore", ConvergenceWarning)
-                        warnings.simplefilter("ignore", LinAlgWarning)
-                        model.fit(readings[:, used], hits, sample_weight=data.weights)
-                    weights = dict(zip(used, model.coef_[0], strict=True))
-                    used = [column for column, weight in weights.items() if weight >= 0.0] or [0]
-                    if len(used) == len(weights):
-                        break
-                for column, weight in weights.items():
-                    fitted[column, k] = max(weight, 0.0)
-                fitted[2, k] = model.intercept_[0]
+                fitted[:, k] = _log_odds(
+                    np.stack([inside[:, k], -outside[:, k], ones], axis=1), hits, weights
+                )
             else:
                 fitted[2, k] = 40.0 if hits.all() else -np.log(len(y) * self.num_classes)
             tick((k + 1) / self.num_classes)
         self.parameters = dict(zip(self.shapes, fitted, strict=True))
         return Solution(float("nan"), 1, 1, self.num_classes)
+
+
+def _log_odds(readings: Array, hits: Array, weights: Array) -> Array:
+    """Return a, b >= 0 and c of log odds `readings @ (a, b, c)`, by Newton's method."""
+    signs, ridge = np.where(hits, 1.0, -1.0), np.array([RIDGE, RIDGE, 0.0])
+
+    def loss(point: Array) -> float:
+        return float(0.5 * ridge @ point**2 - weights @ array_ops.log_sigmoid(signs * (readings @ point)))
+
+    point = np.zeros(3)  # where no sample is too sure for a curvature
+    value = loss(point)
+    for _ in range(MOST_STEPS):
+        wrong = array_ops.sigmoid(-signs * (readings @ point))
+        gradient = ridge * point - readings.T @ (weights * signs * wrong)
+        free = (point > 0.0) | (gradient < 0.0) | (ridge == 0.0)
+        curvature = (readings.T * (weights * wrong * (1.0 - wrong))) @ readings + np.diag(ridge)
+        step = np.zeros(3)
+        step[free] = np.linalg.lstsq(curvature[np.ix_(free, free)], gradient[free], rcond=None)[0]
+        if gradient @ step <= DECREASE * weights.sum():
+            break
+        for halving in range(MOST_HALVINGS):
+            tried = point - 0.5**halving * step
+            tried[:2] = np.maximum(tried[:2], 0.0)
+            if (reached := loss(tried)) < value:
+                point, value = tried, reached
+                break
+        else:
+            break
+    return point
 
 
 def logs_of_both(ops: ModuleType, scores: Values) -> tuple[Values, Values]:

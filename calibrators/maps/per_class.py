@@ -18,6 +18,8 @@ Curve = tuple[Array, Array]
 """Ascending places in [0, 1], and the function's values there."""
 ROUNDING = 1e-12
 """Relative distance up to which a probability counts as one that was seen."""
+RESOLUTION = 1e-15
+"""Distance below which two probabilities are one, as for scikit-learn."""
 
 
 class PerClassFunction(LogitMap):
@@ -109,18 +111,24 @@ class PerClassFunction(LogitMap):
 
 
 class IsotonicCalibration(PerClassFunction):
-    """A non-decreasing piecewise linear function, by scikit-learn (Zadrozny and Elkan 2002)."""
+    """A non-decreasing piecewise linear function (Zadrozny and Elkan 2002)."""
 
     name = "isotonic"
     steps = False
 
     def curve(self, probabilities: Array, hits: Array, weights: Array | None) -> Curve:
-        """Fit scikit-learn's isotonic regression."""
-        from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - only fits need it
+        """Fit the means of equal probabilities, rounding aside; of each level the two ends are kept."""
+        from scipy.optimize import isotonic_regression  # noqa: PLC0415 - only fits need it
 
-        regression = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-        fitted = regression.fit(probabilities, hits, sample_weight=weights)
-        return fitted.X_thresholds_, fitted.y_thresholds_
+        places, index = np.unique(probabilities, return_inverse=True)
+        new = np.diff(places, prepend=-1.0) >= RESOLUTION
+        places, index = places[new], (new.cumsum() - 1)[index]
+        mass = np.bincount(index, weights=weights)
+        shares = np.bincount(index, weights=hits if weights is None else hits * weights) / mass
+        values = isotonic_regression(shares, weights=mass).x
+        rises = np.concatenate([[True], values[1:] != values[:-1], [True]])
+        ends = rises[:-1] | rises[1:]
+        return places[ends], values[ends]
 
 
 class VennAbers(PerClassFunction):
