@@ -32,6 +32,8 @@ from boxcal.calibrators.threads import in_order
 LEVEL = 0.95
 DRAWS, MANY_SAMPLES, DRAWS_OF_MANY = 1000, 200_000, 400
 """Resamples; fewer of more than many samples, whose intervals are narrow, and take minutes otherwise."""
+LEAST_SPREAD = 0.1
+"""Of the sample's: a resample with less has none of the few values that differ, and shows no spread."""
 NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 _CELLS_AT_ONCE = 2_000_000  # entries of a block of resampling weights: 16 MB
 _KEPT = 200_000_000  # entries of the resamples that are kept: 200 MB; more are drawn anew each time
@@ -138,7 +140,7 @@ def mean_estimates(
         moments.append((times.astype(np.float64) @ both).T / count)
     shift, second = np.split(np.concatenate(moments, axis=1), 2)
     resampled = np.sqrt(np.maximum(second - shift**2, 0.0))
-    scale = np.where(resampled > 1e-12 * spread[:, None], resampled, spread[:, None])
+    scale = np.where(resampled > LEAST_SPREAD * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
     results = []
     for i, one in enumerate(np.broadcast_to(level, columns.shape[1])):
@@ -150,16 +152,18 @@ def mean_estimates(
     return results
 
 
-def proportion_estimate(hits: Vector, weights: Vector | None = None) -> Estimate:
+def proportion_estimate(
+    hits: Vector, weights: Vector | None = None, groups: Indices | None = None
+) -> Estimate:
     """Return a proportion with its 95 % score interval (Wilson 1927), which holds near 0 and 1 too.
 
-    With weights (N,), the interval is that of the effective number of samples.
+    With weights or groups (N,), the interval is that of the effective number of samples.
     """
-    share = float(hits.mean())
-    found, count = int(hits.sum()), len(hits)
-    if weights is not None:
+    share, count = float(hits.mean()), float(len(hits))
+    found = float(hits.sum())
+    if weights is not None or groups is not None:
         share = float(np.average(hits, weights=weights))
-        count = max(1, round(effective_samples(weights)))
+        count = max(1.0, round(_effective_count(hits, weights, groups)))
         found = round(share * count)
     squared = NORMAL**2
     centre = (found + squared / 2) / (count + squared)
@@ -169,18 +173,37 @@ def proportion_estimate(hits: Vector, weights: Vector | None = None) -> Estimate
     return Estimate(share, min(share, low), max(share, high))
 
 
-def proportion_difference(after: Vector, before: Vector) -> Estimate:
+def proportion_difference(
+    after: Vector, before: Vector, weights: Vector | None = None, groups: Indices | None = None
+) -> Estimate:
     """Return a paired difference of proportions with its 95 % interval (Bonett and Price 2012).
 
     One imagined sample is added to each kind of disagreement, so that the interval keeps its level when the
-    two disagree rarely or never.
+    two disagree rarely or never. Weights and groups (N,) as for a proportion.
     """
-    count = len(after)
-    gained, lost = (float((sign * (after - before) > 0).sum()) for sign in (1, -1))
-    up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
+    difference = after - before
+    gained, lost = (float(np.average(sign * difference > 0, weights=weights)) for sign in (1, -1))
+    count = _effective_count(difference, weights, groups)
+    up, down = (gained * count + 1) / (count + 2), (lost * count + 1) / (count + 2)
     half = NORMAL * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
-    value = (gained - lost) / count
+    value = gained - lost
     return Estimate(value, max(-1.0, min(value, up - down - half)), min(1.0, max(value, up - down + half)))
+
+
+def _effective_count(values: Vector, weights: Vector | None, groups: Indices | None) -> float:
+    """Return how many independent samples would give the mean of values its variance (Kish 1965).
+
+    Never more than the weights leave; the number of groups where the values are all the same.
+    """
+    count = float(len(values)) if weights is None else effective_samples(weights)
+    if groups is None:
+        return count
+    surplus = values - np.average(values, weights=weights)
+    sums = np.bincount(groups, surplus if weights is None else surplus * weights)
+    total = float((sums**2).sum())
+    if total == 0.0:
+        return min(count, float(groups.max()) + 1)
+    return min(count, float(np.average(surplus**2, weights=weights)) * len(values) ** 2 / total)
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,6 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
-from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LABEL_DRAWS = 400
@@ -184,7 +183,11 @@ def judge(
         np.column_stack([scored.nll, scored.brier]), resamples, weights=scored.weights
     )
     tell(1.0)
-    estimates = {"error_rate": _error_rate(scored, resamples), "nll": nll, "brier": brier}
+    estimates = {
+        "error_rate": proportion_estimate(1 - scored.correct, scored.weights, scored.groups),
+        "nll": nll,
+        "brier": brier,
+    }
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
         statistics[metric.name] = metric.statistic
@@ -206,7 +209,9 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
     """
     nll, brier = mean_estimates(_differences(first, second), first.resamples, weights=first.scored.weights)
     result = {
-        "error_rate": _error_difference(first, second),
+        "error_rate": proportion_difference(
+            1 - first.scored.correct, 1 - second.scored.correct, first.scored.weights, first.scored.groups
+        ),
         "nll": nll,
         "brier": brier,
     }
@@ -239,29 +244,6 @@ def _differences(first: Evaluation, second: Evaluation) -> Matrix:
     a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
         return np.column_stack([a.nll - b.nll, a.brier - b.brier])
-
-
-def _error_rate(scored: Outcomes, resamples: Resamples) -> Estimate:
-    """Return the error rate; samples of a group err together, which the score interval does not know."""
-    wrong = 1 - scored.correct
-    if scored.groups is None and scored.weights is None:
-        return proportion_estimate(wrong)
-    (found,) = mean_estimates(wrong[:, None], resamples, weights=scored.weights)
-    if found.low == found.high:  # none is wrong, or all are
-        independent = (
-            effective_samples(scored.weights) if scored.weights is not None else int(resamples.units)
-        )
-        count = max(1, round(min(independent, resamples.units)))
-        return proportion_estimate(np.full(count, found.value))
-    return Estimate(found.value, max(0.0, found.low), min(1.0, found.high))
-
-
-def _error_difference(first: Evaluation, second: Evaluation) -> Estimate:
-    wrong, other = 1 - first.scored.correct, 1 - second.scored.correct
-    weights = first.scored.weights
-    if first.scored.groups is None and weights is None:
-        return proportion_difference(wrong, other)
-    return mean_estimates((wrong - other)[:, None], first.resamples, weights=weights)[0]
 
 
 def _maximum_difference(first: MaximumError, second: MaximumError) -> Estimate:
