@@ -107,8 +107,11 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except (BoxcalError, CalibrationError) as error:
-        typed = re.sub(DECLARED, lambda found: f"--{found[1].replace('_', '-')} ", str(error))
-        raise UsageError(f"{path}: {typed}") from error
+        raise UsageError(f"{path}: {_typed(str(error))}") from error
+
+
+def _typed(message: str) -> str:
+    return re.sub(DECLARED, lambda found: f"--{found[1].replace('_', '-')} ", message)
 
 
 def failure_of(error: Exception) -> tuple[str, int] | None:
@@ -128,12 +131,14 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
 
 
 def _with_service(error: Exception) -> str:
-    """Give the message, and name the service that refused where BOXCAL_URL chose it and no option did."""
+    """Give the message as `naming` does, and name the service that refused where only BOXCAL_URL chose it."""
     client, url = sys.modules.get("boxcal.app.client.errors"), os.environ.get("BOXCAL_URL")
     is_named = any(argument.startswith("--url") for argument in sys.argv)
-    if client is None or not isinstance(error, client.ProblemError) or not url or is_named:
+    if client is None or not isinstance(error, client.ProblemError):
         return str(error)
-    return f"{error.detail} (HTTP {error.status} from {url}, the service that BOXCAL_URL names)"
+    if not url or is_named:
+        return _typed(str(error))
+    return f"{_typed(error.detail)} (HTTP {error.status} from {url}, the service that BOXCAL_URL names)"
 
 
 def _kinds() -> list[tuple[type[Exception], int]]:

@@ -75,8 +75,10 @@ def predict(
         raise UsageError(f"top_k is {top_k}; it must be at least 1")
     bounds = {"lower": read_bounds("lower", lower or ()), "upper": read_bounds("upper", upper or ())}
     if output is not None:
-        if len(images) != 1 or url is not None:
-            raise UsageError("--output takes one folder or one table, and no --url")
+        if len(images) != 1:
+            raise UsageError("--output takes one folder or one table")
+        if url is not None:
+            raise UsageError("--output runs the model on this machine: leave out --url, or unset BOXCAL_URL")
         from boxcal.app.cli import bulk
 
         declared = declared_of(scores, label, classes, ignore, None)

@@ -8,7 +8,6 @@ A torch network that reads tokens, as a backbone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
 from boxcal.models import BackboneError, UnusableInput
@@ -31,7 +29,7 @@ from boxcal.models.backends.torch_backbone import (
     parameter_count,
     resolve_device,
 )
-from boxcal.models.inputs.images import ImageClassification
+from boxcal.models.inputs.saved_configs import image_preprocessing, read_json
 from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
 
 
@@ -144,7 +142,7 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
         raise BackboneError(f"transformers:{folder}: {TRANSFORMERS_PACKAGE}.") from error
     if not (folder / "config.json").is_file():
         raise BackboneError(f"The folder {folder} has no config.json.")
-    config = _read(folder / "config.json")
+    config = read_json(folder / "config.json")
     if config.get("problem_type") not in {None, "single_label_classification"}:
         raise BackboneError(
             f"{folder}: the problem_type is {config['problem_type']!r}; boxcal calibrates classes of which "
@@ -184,52 +182,11 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
     return TorchTextBackbone(name, network, inputs=_text_inputs(folder, config, network), **given)
 
 
-def image_preprocessing(path: Path) -> ImageClassification:
-    """Convert the configuration of an image processor; what cannot be converted is refused."""
-    found = _read(path)
-    for member in ("do_resize", "do_rescale", "do_normalize"):
-        if not found.get(member, True):
-            raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
-    if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
-        raise BackboneError(f"{path}: rescale_factor must be 1/255, and do_pad false.")
-    resize, crop = _sizes(found, path)
-    return ImageClassification(
-        resize,
-        crop,
-        tuple(map(float, found["image_mean"])),
-        tuple(map(float, found["image_std"])),
-        Image.Resampling(found.get("resample", Image.Resampling.BILINEAR)),
-    )
-
-
-def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], int | None]:
-    """Return the sizes of the resize and of the crop."""
-    size: Any = found.get("size")
-    crop: Any = found.get("crop_size")
-    size = {"shortest_edge": size} if isinstance(size, int) else size
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-    cropped = bool(found.get("do_center_crop")) and crop is not None
-    square = cropped and crop["height"] == crop["width"]
-    if isinstance(size, dict):
-        if {"height", "width"} <= size.keys() and not cropped:
-            return (size["height"], size["width"]), None
-        if "shortest_edge" in size and found.get("crop_pct") and not cropped:  # ConvNeXT
-            edge = int(size["shortest_edge"])
-            return ((edge, edge), None) if edge >= 384 else (int(edge / found["crop_pct"]), edge)
-        if "shortest_edge" in size and square:
-            return int(size["shortest_edge"]), int(crop["height"])
-        if (
-            size.get("height") == size.get("width") is not None and square
-        ):  # resized to a square, then cropped
-            raise BackboneError(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
-    raise BackboneError(f"{path}: the size {size} with the crop {crop if cropped else None} is unknown.")
-
-
 def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextInputs:
     """Say which tokens the network reads, and how they are padded."""
     tokenizer = folder / "tokenizer.json"
     described = (
-        _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
     )
     read: Sequence[str] = described.get("model_input_names") or (
         (IDS, TYPES, MASK) if int(config.get("type_vocab_size") or 0) > 1 else (IDS, MASK)
@@ -276,11 +233,3 @@ def _labels(found: dict[int, str], labels: Path | None, num_classes: int, folder
         return read_labels(labels, num_classes)
     names = [str(found.get(index, index)) for index in range(num_classes)]
     return check_labels(names, num_classes, f"{folder / 'config.json'}")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BackboneError(f"{path} is no readable JSON document: {error}") from error
-    return document

@@ -18,17 +18,21 @@ import onnxruntime
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import FeatureBackbone
+from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.backends.onnx_backbone import DTYPES
 from boxcal.models.backends.onnx_file import CPU, FLOATS, MAPS, OnnxFile, batch_size_of, class_labels, in_rows
 from boxcal.models.backends.onnx_named import inputs_of, is_named
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.inputs.images import ImageClassification
-from boxcal.models.inputs.texts import TextInputs
+from boxcal.models.inputs.saved_configs import image_preprocessing, read_json
+from boxcal.models.inputs.texts import IDS, TextInputs
 from boxcal.models.loading.specifications import load_backbone
 
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 GREY = {"mean": [0.5], "std": [0.5]}
 FEW_LABELS = 50
+MOST_TOKENS = 2**20
+"""A limit beyond is that of a tokenizer that declares none."""
 TRIAL_SIDE = 224
 TRIAL_SECONDS = 60.0
 
@@ -67,7 +71,10 @@ def inspect_model(path: Path) -> Inspection:
         notes.append(f"The trial run failed: {error}"[:500])
         outputs = None
     if outputs is not None:
-        _declare_output(returned, outputs, file, declaration, notes)
+        if found := _declare_output(returned, outputs, declaration, notes):
+            classes, names = found
+            _declare_labels(classes, names or class_labels(file.model), path, declaration, notes)
+        ModelSpec.model_validate(declaration)
     shapes = [_shape(value) for value in outputs] if outputs is not None else [()] * len(returned)
     return Inspection(
         tuple(Tensor(entry.name, entry.type, tuple(entry.shape)) for entry in entries),
@@ -101,11 +108,9 @@ def _trial(
         spec = read_spec(path)
         inputs = inputs_of(entries, file.model, spec, path)
         if isinstance(inputs, TextInputs):
-            declaration["pad"] = dict(inputs.pad)
-            declaration["max_length"] = inputs.max_length
             if "text" in inputs.members:
                 declaration["tokenizer"] = spec.tokenizer or "tokenizer.json"
-            notes.append("Check `pad` and `max_length` against the tokenizer's configuration.")
+            _declare_tokens(inputs, path, declaration, notes)
         else:
             declaration["features"] = list(getattr(inputs, "names", ()))
         return dict(inputs.batch(inputs.blank(batch_size_of(entries) or 2)))
@@ -120,20 +125,91 @@ def _trial(
     normalised = IMAGENET if channels == 3 else GREY
     if dtype is np.uint8:
         normalised = {"mean": [0.0] * channels, "std": [1 / 255] * channels}
-    declaration["preprocessing"] = {"resize": round(side * 256 / 224), "crop": side, **normalised}
-    notes.append("`preprocessing` is a suggestion, that of ImageNet: replace it by that of the training.")
-    shape = (side, side, channels) if last else (channels, side, side)
+    height = width = side
+    if beside := _preprocessing_beside(path, tuple(sizes), notes):
+        declaration["preprocessing"], (height, width) = beside
+    else:
+        declaration["preprocessing"] = {"resize": round(side * 256 / 224), "crop": side, **normalised}
+        notes.append("`preprocessing` is a suggestion, that of ImageNet: replace it by that of the training.")
+    shape = (height, width, channels) if last else (channels, height, width)
     return {entries[0].name: np.abs(generator.normal(size=(count or 1, *shape))).astype(dtype)}
+
+
+def _preprocessing_beside(
+    path: Path, shape: tuple[int | None, ...], notes: list[str]
+) -> tuple[dict[str, Any], tuple[int, int]] | None:
+    """Take the preprocessing, and its height and width, of the image processor beside the model."""
+    name = "preprocessor_config.json"
+    if not path.with_name(name).is_file():
+        return None
+    try:
+        found = image_preprocessing(path.with_name(name))
+        declared = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in _written(found).items()
+            if value is not None and name != "channels_last"
+        }
+        ModelSpec.model_validate({"preprocessing": declared}).preprocessing_for(shape, path)
+    except (BackboneError, ValueError) as error:
+        notes.append(f"{name} was left out: {error}"[:500])
+        return None
+    notes.append(f"`preprocessing` is that of {name}, beside the model.")
+    return declared, found.size
+
+
+def _declare_tokens(inputs: TextInputs, path: Path, declaration: dict[str, Any], notes: list[str]) -> None:
+    """Declare how tokens are padded and cut, as the files beside the model say, if there are any."""
+    config, tokenizer = (_beside(path, name, notes) for name in ("config.json", "tokenizer_config.json"))
+    pad, positions = config.get("pad_token_id"), config.get("max_position_embeddings")
+    length = tokenizer.get("model_max_length")
+    declaration["pad"] = dict(inputs.pad)
+    if type(pad) is int and IDS in inputs.pad:
+        declaration["pad"][IDS] = pad
+    limits = [one for one in (length, positions) if type(one) is int and 0 < one <= MOST_TOKENS]
+    declaration["max_length"] = min(limits or [inputs.max_length])
+    if type(pad) is int and limits:
+        notes.append("`pad` and `max_length` are those of the files that lie beside the model.")
+    else:
+        notes.append("Check `pad` and `max_length` against the tokenizer's configuration.")
+
+
+def _labels_beside(path: Path, classes: int, notes: list[str]) -> list[str] | str | None:
+    """Take the names of the classes of `labels.txt`, or else of `config.json`, where these are as many."""
+    named, lines = _beside(path, "config.json", notes).get("id2label"), path.with_name("labels.txt")
+    try:
+        if lines.is_file():
+            read_labels(lines, classes)
+            notes.append("`labels` are those of labels.txt, beside the model.")
+            return lines.name
+        if isinstance(named, dict):
+            found = [str(named.get(str(number), number)) for number in range(len(named))]
+            labels = list(check_labels(found, classes, "config.json"))
+            notes.append("`labels` are those of config.json, beside the model.")
+            return labels
+    except BackboneError as error:
+        notes.append(f"Labels beside the model were left out: {error}"[:500])
+    return None
+
+
+def _beside(path: Path, name: str, notes: list[str]) -> dict[str, Any]:
+    """Read a JSON document beside a model; what is none, or is the declaration of the model, is left out."""
+    file = path.with_name(name)
+    if not file.is_file() or file == path.with_suffix(".json"):
+        return {}
+    try:
+        return read_json(file)
+    except BackboneError as error:
+        notes.append(f"{name} was left out: {error}"[:500])
+        return {}
 
 
 def _declare_output(
     returned: Sequence[Any],
     outputs: Sequence[Any],
-    file: OnnxFile,
     declaration: dict[str, Any],
     notes: list[str],
-) -> None:
-    """Choose an output that may hold scores, and declare what it holds."""
+) -> tuple[int, tuple[str, ...]] | None:
+    """Choose an output that may hold scores, and declare what it holds; count and name its classes."""
     scores = [
         (entry.name, value if isinstance(value, list) else in_rows(value))
         for entry, value in zip(returned, outputs, strict=True)
@@ -141,16 +217,16 @@ def _declare_output(
     ]
     if not scores:
         notes.append("No output has the shape (N, K).")
-        return
+        return None
     name, value = next((pair for pair in scores if pair[0] == "logits"), scores[0])
     if len(scores) > 1 and name != "logits":
         others = ", ".join(other for other, _ in scores[1:])
         notes.append(f"Several outputs may hold scores; `{name}` is the first, the others are {others}.")
     if len(returned) > 1:
         declaration["output"] = name
-    found: tuple[str, ...] | None = class_labels(file.model)
+    names: tuple[str, ...] = ()
     if isinstance(value, list):
-        found = tuple(map(str, value[0]))
+        names = tuple(map(str, value[0]))
         value = np.array([list(row.values()) for row in value])
     rows = value.reshape(len(value), -1)
     within = bool((rows >= 0).all() and (rows <= 1).all())
@@ -167,12 +243,20 @@ def _declare_output(
             notes.append(
                 "All scores lie between 0 and 1 and do not sum to 1: a multi-label model is refused."
             )
-    labels = found if found is not None and len(found) == classes else None
-    if labels is not None or classes <= FEW_LABELS:
-        declaration["labels"] = list(labels or map(str, range(classes)))
-        if labels is None:
-            notes.append("`labels` are numbers: replace them by the names of the classes.")
-    ModelSpec.model_validate(declaration)
+    return classes, names
+
+
+def _declare_labels(
+    classes: int, names: tuple[str, ...] | None, path: Path, declaration: dict[str, Any], notes: list[str]
+) -> None:
+    """Declare the names that the model itself gives its classes, those of files beside it, or numbers."""
+    if names is not None and len(names) == classes:
+        declaration["labels"] = list(names)
+    elif beside := _labels_beside(path, classes, notes):
+        declaration["labels"] = beside
+    elif classes <= FEW_LABELS:
+        declaration["labels"] = list(map(str, range(classes)))
+        notes.append("`labels` are numbers: replace them by the names of the classes.")
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -203,7 +287,7 @@ def describe_model(spec: str) -> Description:
     """Load a model on the CPU, with random weights if its name has none, and run it on two blank inputs."""
     is_random = spec.partition(":")[0] in BY_NAME and "?" not in spec
     backbone = load_backbone(spec, weights=RANDOM if is_random else None, device="cpu")
-    inputs, found, notes = backbone.inputs, (), []
+    inputs, shown, found, notes = backbone.inputs, backbone.preprocessing, (), []
     if inputs.kind == "none":
         notes.append(inputs.refusal(""))
     else:
@@ -219,15 +303,13 @@ def describe_model(spec: str) -> Description:
         labels=tuple(backbone.labels),
         input_shape=tuple(backbone.input_shape),
         output_shape=found,
-        preprocessing=_written(backbone.preprocessing),
+        preprocessing=_written(shown) if isinstance(shown, ImageClassification) else None,
         has_features=isinstance(backbone, FeatureBackbone) and backbone.head is not None,
         notes=tuple(notes),
     )
 
 
-def _written(preprocessing: Any) -> dict[str, Any] | None:
-    if not isinstance(preprocessing, ImageClassification):
-        return None
+def _written(preprocessing: ImageClassification) -> dict[str, Any]:
     return {
         name: value.name.lower() if isinstance(value, Enum) else value
         for name, value in asdict(preprocessing).items()

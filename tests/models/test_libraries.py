@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from boxcal.models import BackboneError
-from boxcal.models.backends.transformers_models import image_preprocessing
+from boxcal.models.inputs.saved_configs import image_preprocessing
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
 from tests.models.files import CLASS_NAMES as CLASSES

@@ -102,6 +102,74 @@ def test_the_declaration_serves_the_model(
         inspect(str(path), write=True, as_json=False)
 
 
+PROCESSOR = {
+    "size": {"height": 4, "width": 4},
+    "resample": 3,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.25] * 3,
+}
+HALF = {"resize": [4, 4], "mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bicubic"}
+NAMES = ["ant", "bee", "cow", "dog", "emu"]
+ID2LABEL = {str(number): name for number, name in enumerate(NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "note"),
+    [
+        ({"labels.txt": "\n".join(NAMES)}, {"labels": "labels.txt"}, "`labels` are those of labels.txt"),
+        ({"config.json": {"id2label": ID2LABEL}}, {"labels": NAMES}, "`labels` are those of config.json"),
+        ({"labels.txt": "a\nb"}, {"labels": list("01234")}, "has 2 labels, but the model has 5 classes"),
+        ({"config.json": "{"}, {"labels": list("01234")}, "config.json was left out"),
+        ({"config.json": []}, {"labels": list("01234")}, "holds no JSON object"),
+        (
+            {"preprocessor_config.json": PROCESSOR},
+            {"preprocessing": HALF},
+            "that of preprocessor_config.json",
+        ),
+        ({"preprocessor_config.json": PROCESSOR | {"size": 8}}, {}, "preprocessor_config.json was left out"),
+        (
+            {"preprocessor_config.json": PROCESSOR | {"size": {"height": 8, "width": 8}}},
+            {},
+            "makes 3 x 8 x 8",
+        ),
+        ({"preprocessor_config.json": {"size": {"height": 4, "width": 4}}}, {}, "KeyError('image_mean')"),
+    ],
+)
+def test_what_lies_beside_an_image_model_is_read(
+    files: dict[str, Any], expected: dict[str, Any], note: str, tmp_path: Path
+) -> None:
+    path = write_onnx(tmp_path / "m.onnx", shape=("N", 3, 4, 4))
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    inspect(str(path), write=True, as_json=False)
+    saved = json.loads(path.with_suffix(".json").read_text())
+    assert expected.items() <= saved.items()
+    assert any(note in one for one in inspect_model(path).notes)
+    backbone = load_backbone(f"onnx:{path}", device="cpu")
+    assert list(backbone.labels) == (list("01234") if saved["labels"] == list("01234") else NAMES)
+
+
+@pytest.mark.parametrize(
+    ("config", "tokenizer", "pad", "length"),
+    [
+        ({"pad_token_id": 1, "max_position_embeddings": 514}, {"model_max_length": 512}, 1, 512),
+        ({"pad_token_id": 1, "max_position_embeddings": 130}, {"model_max_length": 10**30}, 1, 130),
+        ({"pad_token_id": None}, {"model_max_length": 64}, 0, 64),
+        ({}, {}, 0, 512),
+    ],
+)
+def test_what_lies_beside_a_text_model_is_read(
+    config: dict[str, Any], tokenizer: dict[str, Any], pad: int, length: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.onnx"
+    of_text(path)
+    path.with_suffix(".json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    declared = inspect_model(path).declaration
+    assert (declared["pad"]["input_ids"], declared["max_length"]) == (pad, length)
+
+
 def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
     multi_label = inspect_model(linear(tmp_path / "m.onnx", "Sigmoid", 3))
     assert any("multi-label model is refused" in note for note in multi_label.notes)

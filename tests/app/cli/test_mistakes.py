@@ -43,6 +43,7 @@ HERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "digit.png", "--upper", "0.5", "--upper", "0.6"), "twice"),
     (("predict", "digit.png", "--url", "nonsense"), "'nonsense'"),
     (("predict", "digit.png", "--url", "http://h", "--calibrator", "a.bin"), "version"),
+    (("predict", "digit.png", "--url", "http://h", "--output", "o.parquet"), "unset BOXCAL_URL"),
     (("predict", "digit.png", "--calibrator", "notes.txt"), ""),
     (("predict", "digit.png", "--calibrator", "five.safetensors"), "5 classes"),
     (("evaluate", "notes.txt"), "neither .npz nor .parquet"),
@@ -54,6 +55,7 @@ ANYWHERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "wrong.npz"), "wrong.npz is a table, not an image"),
     (("fit", "notes.txt"), "neither .npz nor .parquet"),
     (("fit", "wrong.npz"), "labels[0] is 10"),
+    (("fit", "unnamed.csv"), "If `outcome` is it, set --label outcome."),
     (("fit", "wrong.npz", "--method", "magic"), "'magic'"),
 ]
 
@@ -64,6 +66,7 @@ def files(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digit.png").write_bytes(image.read_bytes())
     (tmp_path / "notes.txt").write_text("not an image")
     (tmp_path / "five.safetensors").write_bytes(Calibrator.uncalibrated(5).to_bytes())
+    (tmp_path / "unnamed.csv").write_text("0,1,2,3,4,5,6,7,8,9,outcome\n" + "1,2,3,4,5,6,7,8,9,-1,3\n" * 30)
     np.savez(tmp_path / "wrong.npz", logits=np.zeros((30, 10)), labels=np.full(30, 10))
 
 

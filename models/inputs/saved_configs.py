@@ -1,0 +1,71 @@
+"""What lies beside a model as libraries save it: the configuration of its image processor, as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from boxcal.models import BackboneError
+from boxcal.models.inputs.images import ImageClassification
+
+MOST_BYTES = 16 * 2**20
+"""Of a document; that of a model of 20,000 classes has one."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(MOST_BYTES + 1)[:MOST_BYTES])
+    except (OSError, ValueError, RecursionError) as error:
+        raise BackboneError(f"{path} is no readable JSON document: {error}") from error
+    if not isinstance(document, dict):
+        raise BackboneError(f"{path} holds no JSON object.")
+    return document
+
+
+def image_preprocessing(path: Path) -> ImageClassification:
+    """Convert the configuration of an image processor; what cannot be converted is refused."""
+    found = read_json(path)
+    for member in ("do_resize", "do_rescale", "do_normalize"):
+        if not found.get(member, True):
+            raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
+    if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
+        raise BackboneError(f"{path}: rescale_factor must be 1/255, and do_pad false.")
+    try:
+        resize, crop = _sizes(found, path)
+        return ImageClassification(
+            resize,
+            crop,
+            tuple(map(float, found["image_mean"])),
+            tuple(map(float, found["image_std"])),
+            Image.Resampling(found.get("resample", Image.Resampling.BILINEAR)),
+        )
+    except (LookupError, TypeError, ValueError) as error:
+        raise BackboneError(f"{path} is no configuration of an image processor: {error!r}") from error
+
+
+def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], int | None]:
+    """Return the sizes of the resize and of the crop."""
+    size: Any = found.get("size")
+    crop: Any = found.get("crop_size")
+    size = {"shortest_edge": size} if isinstance(size, int) else size
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    cropped = bool(found.get("do_center_crop")) and crop is not None
+    square = cropped and crop["height"] == crop["width"]
+    if isinstance(size, dict):
+        if {"height", "width"} <= size.keys() and not cropped:
+            return (size["height"], size["width"]), None
+        if "shortest_edge" in size and found.get("crop_pct") and not cropped:  # ConvNeXT
+            edge = int(size["shortest_edge"])
+            return ((edge, edge), None) if edge >= 384 else (int(edge / found["crop_pct"]), edge)
+        if "shortest_edge" in size and square:
+            return int(size["shortest_edge"]), int(crop["height"])
+        if (
+            size.get("height") == size.get("width") is not None and square
+        ):  # resized to a square, then cropped
+            raise BackboneError(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
+    raise BackboneError(f"{path}: the size {size} with the crop {crop if cropped else None} is unknown.")
