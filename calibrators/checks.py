@@ -51,6 +51,7 @@ UNRELATED, MANY_UNRELATED = 0.01, 0.03
 """Share of labels that seem independent of the logits: reported above the first, serious above the second."""
 SIGNIFICANT = 4.0
 """Standard errors above which a share of unrelated labels is significant."""
+UNRELATED_LABELS = "unrelated_labels"
 EQUAL = 0.02
 """Difference of the counts of two classes, of their mean, up to which they look chosen."""
 SHIFTED, SHARPEST, FLATTEST = math.log(3.0), 5.0, 0.2
@@ -350,7 +351,7 @@ def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
         " fitted probabilities are too uniform"
     )
     severity: Severity = "serious" if unrelated > MANY_UNRELATED else "warning"
-    return DataWarning("unrelated_labels", severity, message, rows)
+    return DataWarning(UNRELATED_LABELS, severity, message, rows)
 
 
 def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,11 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
-from boxcal.calibrators.threads import in_order
+from boxcal.calibrators.threads import in_order, over_blocks
 
 LABEL_DRAWS = 400
+LEAST = 1e-300
+"""A probability counts as so much where a label may be wrong, so that no single one decides."""
 
 
 def perfect_metrics(
@@ -207,7 +209,9 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
 
     Both must have been judged on the same samples with the same seed and number of draws.
     """
-    nll, brier = mean_estimates(_differences(first, second), first.resamples, weights=first.scored.weights)
+    nll, brier = mean_estimates(
+        _differences(first.scored, second.scored), first.resamples, weights=first.scored.weights
+    )
     result = {
         "error_rate": proportion_difference(
             1 - first.scored.correct, 1 - second.scored.correct, first.scored.weights, first.scored.groups
@@ -221,17 +225,58 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
     return result
 
 
-def verdict(first: Evaluation, second: Evaluation, active: str) -> Verdict:
-    """Decide whether the first is better than the second, the method `active`; both as for `compare`."""
-    names = ("nll", "brier")
+def verdict(first: Evaluation, second: Evaluation, active: str, *, unrelated: float = 0.0) -> Verdict:
+    """Decide whether the first is better than the second, the method `active`; both as for `compare`.
+
+    `unrelated`: the share of the labels that were drawn at random, whatever the sample, which the labels of
+    new samples are not.
+    """
+    names, one, other = ("nll", "brier"), first.scored, second.scored
+    smooth = [side.deviations["smooth_ece"] for side in (first, second)]
+    if unrelated:
+        one, other = (_with_true_labels(scored, unrelated) for scored in (one, other))
+        smooth = [
+            deviations_of([SmoothError(scored)], [], first.resamples)["smooth_ece"] for scored in (one, other)
+        ]
     found = mean_estimates(
-        _differences(first, second),
+        _differences(one, other),
         first.resamples,
         level=[LEVELS[name] for name in names],
-        weights=first.scored.weights,
+        weights=one.weights,
     )
-    smooth = first.deviations["smooth_ece"].minus(second.deviations["smooth_ece"], LEVELS["smooth_ece"])
-    return Verdict(active, {**dict(zip(names, found, strict=True)), "smooth_ece": smooth})
+    differences = dict(zip(names, found, strict=True))
+    return Verdict(active, differences | {"smooth_ece": smooth[0].minus(smooth[1], LEVELS["smooth_ece"])})
+
+
+def _with_true_labels(scored: Outcomes, unrelated: float) -> Outcomes:
+    """Estimate the outcomes without bias as they would be, were no label drawn at random.
+
+    Of a loss, (its value at the label - e (its mean over the classes)) / (1 - e) for the share e of labels
+    that are drawn uniformly from the classes that occur (Natarajan et al. 2013).
+    """
+    present = np.unique(scored.labels)
+
+    def work(part: slice) -> Matrix:
+        rows = scored.probabilities.at(part)
+        chosen = rows[:, present]
+        squares = np.einsum("nk,nk->n", rows, rows)
+        return np.stack(
+            [-np.log(np.maximum(chosen, LEAST)).mean(axis=1), squares - 2 * chosen.mean(axis=1) + 1]
+        )
+
+    nll, brier = np.concatenate(list(over_blocks(work, len(scored), ROWS_AT_ONCE)), axis=1)
+    chance = np.isin(scored.predicted, present) / len(present)
+
+    def corrected(values: Vector, mean: Vector) -> Vector:
+        result: Vector = (values - unrelated * mean) / (1 - unrelated)
+        return result
+
+    return replace(
+        scored,
+        nll=corrected(np.minimum(scored.nll, -math.log(LEAST)), nll),
+        brier=corrected(scored.brier, brier),
+        correct=corrected(scored.correct, chance),
+    )
 
 
 def _part(tell: Tell, begin: float, end: float) -> Tell:
@@ -239,9 +284,8 @@ def _part(tell: Tell, begin: float, end: float) -> Tell:
     return lambda fraction: tell(begin + (end - begin) * fraction)
 
 
-def _differences(first: Evaluation, second: Evaluation) -> Matrix:
+def _differences(a: Outcomes, b: Outcomes) -> Matrix:
     """Return NLL and Brier score of every sample, first minus second: (N, 2)."""
-    a, b = first.scored, second.scored
     with np.errstate(invalid="ignore"):
         return np.column_stack([a.nll - b.nll, a.brier - b.brier])
 

@@ -8,11 +8,11 @@ reads it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from boxcal.calibrators.array_calibrator import TwoStages
-from boxcal.calibrators.checks import DataWarning, check_changed, check_fit, check_known
+from boxcal.calibrators.checks import UNRELATED_LABELS, DataWarning, check_changed, check_fit, check_known
 from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate, Resamples
@@ -33,6 +33,7 @@ from boxcal.calibrators.evaluation.reliability import class_reliability, reliabi
 from boxcal.calibrators.evaluation.theory import SmoothCalibrationBound, smooth_calibration_bound
 from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration
 from boxcal.calibrators.evaluation.verdict import Verdict
+from boxcal.calibrators.label_checks import unrelated_share
 from boxcal.calibrators.method import BOUND_MAPS
 from boxcal.calibrators.row_statistics import Sketch
 
@@ -315,7 +316,10 @@ def report_on(
     tell(_JUDGED, "checking the data")
     changed = int((after.scored.predicted != before.scored.predicted).sum())
     sketch = data.sketch
-    warnings = check_fit("auto" if unseen else method, data)
+    warnings = [
+        _if_labels_are_wrong(one, data, after, comparison)
+        for one in check_fit("auto" if unseen else method, data)
+    ]
     accuracies = [side.scored.mean(side.scored.correct) for side in (before, after)]
     warnings += check_changed(changed, len(data), *accuracies)
     warnings += check_known(sketch, known) if known is not None else []
@@ -339,6 +343,20 @@ def report_on(
     )
     tell(1.0, "done")
     return report
+
+
+def _if_labels_are_wrong(
+    warning: DataWarning, data: ValidationSet, after: Evaluation, against: Against
+) -> DataWarning:
+    """Make labels that look unrelated less serious where the method is better, be they right or wrong."""
+    if warning.code != UNRELATED_LABELS or warning.severity != "serious":
+        return warning
+    share, significance = unrelated_share(data.logits, data.labels)
+    active, most = against.verdict.active, share * (1 + 2 / significance)
+    if not verdict(after, against.judgement, active, unrelated=most).is_better:
+        return warning
+    message = f"{warning.message}, and better than those of `{active}` all the same"
+    return replace(warning, severity="warning", message=message)
 
 
 def reliability_of(
