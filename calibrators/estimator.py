@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
@@ -159,8 +160,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         is_one = values.shape[1] == 1 and len(self.classes_) == 2
         if is_one and self.scores == "auto" and values.min() >= 0 and values.max() <= 1:
             raise InvalidDataError(
-                "One column of scores for two classes, all between 0 and 1. Set scores=probabilities if "
-                "they are probabilities of the second class, or scores=logits."
+                'One column of scores for two classes, all between 0 and 1. Set scores="probabilities" if '
+                'they are probabilities of the second class, or scores="logits".'
             )
         values = self._in_order(values)
         columns = values.shape[1]
@@ -180,7 +181,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
         self._check_arguments(self.classes_)
         if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
-            raise InvalidDataError(refusal)
+            raise InvalidDataError(_in_python(refusal))
         result: FitResult = fit(
             self.method,
             self._as_logits(values),
@@ -214,7 +215,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             logits = _two_dimensional(logits)
         values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
         if self.scores == "auto" and (refusal := refusal_of_batch(values)):
-            raise InvalidDataError(f"{refusal} This calibrator was fitted to logits.")
+            raise InvalidDataError(f"{_in_python(refusal)} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))
 
     def _order_of_columns(self) -> list[int] | None:
@@ -264,6 +265,11 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         check_entries(lower, upper)
         check_sums(lower, upper, shape)
         return lower, upper
+
+
+def _in_python(refusal: str) -> str:
+    """Write an option that a message names as Python takes it."""
+    return re.sub(r"scores=(\w+)", r'scores="\1"', refusal)
 
 
 def _by_class(name: str, side: Any, default: float, classes: list[Any]) -> NDArray[np.float64]:

@@ -102,7 +102,9 @@ def test_it_is_the_last_step_of_a_pipeline() -> None:
 def test_probabilities_are_not_taken_for_logits() -> None:
     logits, labels = data()
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    with pytest.raises(ValueError, match=r"look like probabilities.* Set scores=probabilities"):
+    with pytest.raises(
+        ValueError, match=r'look like probabilities.* Set scores="probabilities"; .*, set scores="logits"\.$'
+    ):
         BoxCalibrator(method="ts").fit(probabilities, labels)
     ours = BoxCalibrator(method="ts", scores="probabilities").fit(probabilities, labels)
     expected = BoxCalibrator(method="ts").fit(logits, labels).predict_proba(logits)
