@@ -48,7 +48,7 @@ $(BIN)/python:
 # Not compiled by pip, as most modules are never imported: those that are imported compile themselves. By two processes, as each
 # reads indexes and unpacks on one core.
 $(LIGHT): requirements-light.lock pyproject.toml | $(BIN)/python
-	@echo "Installing requirements-light.lock: downloads 250 MB, needs 0.86 GB in $(VENV)"
+	@echo "Installing requirements-light.lock: downloads 240 MB, needs 0.8 GB in $(VENV)"
 	@awk '/^[a-z]/ {n++} {print > ("$(VENV)/half-" n % 2)}' requirements-light.lock
 	@printf '%s\n' $(VENV)/half-0 $(VENV)/half-1 | xargs -P 2 -I {} \
 	  $(BIN)/python -m pip install --quiet --no-compile --no-deps --require-hashes --requirement {}

@@ -9,6 +9,8 @@ bootstrap only gives the noise Z of the averages d. The bounds follow from the t
 
 The left side bounds how far an estimate can fall below the truth, the right side how far it can exceed it.
 The interval is therefore conservative, most of all on the lower side of a model that is nearly calibrated.
+How much of its error such a model owes to noise cannot be told: differences of ECE and smECE of 500 samples,
+with the averages shrunk by three rules, had intervals as wide as the normal one that covered .18 to .98.
 It reaches down to 0 whenever labels drawn from the model's own probabilities would often (in over 2.5 % of
 draws) give an error as large: interval and test agree.
 """
