@@ -198,13 +198,14 @@ def _effective_count(values: Vector, weights: Vector | None, groups: Indices | N
     Never more than the weights leave; the number of groups where the values are all the same.
     """
     count = float(len(values)) if weights is None else effective_samples(weights)
-    if groups is None:
+    if groups is None and weights is None:
         return count
     surplus = values - np.average(values, weights=weights)
-    sums = np.bincount(groups, surplus if weights is None else surplus * weights)
+    parts = surplus if weights is None else surplus * weights
+    sums = parts if groups is None else np.bincount(groups, parts).astype(np.float64)
     total = float((sums**2).sum())
     if total == 0.0:
-        return min(count, float(groups.max()) + 1)
+        return min(count, float(len(sums)))
     return min(count, float(np.average(surplus**2, weights=weights)) * len(values) ** 2 / total)
 
 

@@ -352,7 +352,7 @@ def _if_labels_are_wrong(
     if warning.code != UNRELATED_LABELS or warning.severity != "serious":
         return warning
     share, significance = unrelated_share(data.logits, data.labels)
-    active, most = against.verdict.active, share * (1 + 2 / significance)
+    active, most = against.verdict.active, min(share * (1 + 2 / significance), 0.99)
     if not verdict(after, against.judgement, active, unrelated=most).is_better:
         return warning
     message = f"{warning.message}, and better than those of `{active}` all the same"

@@ -108,6 +108,20 @@ def test_intervals_of_proportions_cover_where_samples_form_groups(
     assert min(hits.values()) >= least_hits(trials), hits
 
 
+def test_intervals_of_proportions_cover_where_what_errs_has_large_weights() -> None:
+    """Weights are exponential, and .05; of those above 2, .4 err: a weighted mean of 1.2 e^-1.95 / 1.05."""
+    trials, rate, hits = 2000, 1.2 * math.exp(-1.95) / 1.05, Counter[str]()
+    for trial in range(trials):
+        rng = np.random.default_rng([trial, 19])
+        weights = rng.exponential(size=400) + 0.05
+        after, before = rng.random(400) < 0.4 * (weights > 2), rng.random(400) < 0.05
+        share = proportion_estimate(after.astype(float), weights)
+        difference = proportion_difference(after.astype(float), before.astype(float), weights)
+        hits["share"] += share.low <= rate <= share.high
+        hits["difference"] += difference.low <= rate - 0.05 <= difference.high
+    assert min(hits.values()) >= needed_hits(trials, 0.95), hits
+
+
 def test_one_group_that_differs_does_not_widen_an_interval_without_limit() -> None:
     """Resamples without it showed a spread of nearly 0, and the interval reached from -1.2 to .001."""
     groups = np.repeat(np.arange(1000), 1 + np.arange(1000) % 2)
