@@ -52,6 +52,9 @@ LINEAR = "calibrators/maps/linear.py"
 TEMPERED = "calibrators/maps/temperature.py"
 STACK = "calibrators/maps/stack.py"
 MIXTURE = "calibrators/maps/mixture.py"
+BETA = "calibrators/maps/beta.py"
+INTERVALS = "calibrators/evaluation/bootstrap.py"
+REPORT = "calibrators/evaluation/report.py"
 FITS = "app/registry/fits.py"
 ACTIVATIONS = "app/registry/activations.py"
 
@@ -67,6 +70,9 @@ STORE = "tests/app/registry/test_store.py"
 STACKS = "tests/calibrators/test_stack.py"
 SCORES = "tests/calibrators/test_scores.py"
 HONEST = "tests/calibrators/test_honest_fits.py"
+ONE_CLASS = "tests/calibrators/test_one_against_rest.py"
+WRONG_LABELS = "tests/calibrators/evaluation/test_unrelated_labels.py"
+FEW_DIFFER = "tests/calibrators/evaluation/test_intervals.py::test_one_group_that_differs_is_bounded"
 PRODUCTS = "tests/calibrators/test_polynomial.py"
 MONITORING = "tests/calibrators/monitoring"
 EVIDENCE = f"{MONITORING}/test_calibration_test.py::test_no_single_label_raises_an_alarm"
@@ -237,6 +243,14 @@ MUTATIONS = [
     Mutation(TEMPERED, "if data.shows_errors:", "if True:", HONEST),
     Mutation(STACK, "+ p[FLOOR] / self.num_classes", "+ 0.0", STACKS),
     Mutation(MIXTURE, "with_uniform(scores / p[TEMPERATURE]", "with_uniform(scores", SCORES),
+    Mutation(BETA, "tried[:2] = np.maximum(tried[:2], 0.0)", "pass", ONE_CLASS),
+    Mutation(INTERVALS, "LEAST_SPREAD = 0.1", "LEAST_SPREAD = 1e-12", FEW_DIFFER),
+    Mutation(
+        REPORT,
+        "if not verdict(after, against.judgement, active, unrelated=most).is_better:",
+        "if False:",
+        WRONG_LABELS,
+    ),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(

@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
     try:
         with path.open("rb") as file:
-            document = json.loads(file.read(MOST_BYTES + 1)[:MOST_BYTES])
+            document = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise BackboneError(f"{path} is no readable JSON document: {error}") from error
     if not isinstance(document, dict):

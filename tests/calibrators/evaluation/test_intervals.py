@@ -122,7 +122,7 @@ def test_intervals_of_proportions_cover_where_what_errs_has_large_weights() -> N
     assert min(hits.values()) >= needed_hits(trials, 0.95), hits
 
 
-def test_one_group_that_differs_does_not_widen_an_interval_without_limit() -> None:
+def test_one_group_that_differs_is_bounded() -> None:
     """Resamples without it showed a spread of nearly 0, and the interval reached from -1.2 to .001."""
     groups = np.repeat(np.arange(1000), 1 + np.arange(1000) % 2)
     one = (groups == 7).astype(float)
