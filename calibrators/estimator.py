@@ -241,7 +241,10 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         """Return what the calibrator reads."""
         if self.scores not in ("auto", *KINDS):
             raise InvalidDataError(f'scores is {self.scores!r}; use "auto" or one of {", ".join(KINDS)}.')
-        return as_logits(values, self.scores)[0]
+        try:
+            return as_logits(values, self.scores)[0]
+        except InvalidDataError as error:
+            raise InvalidDataError(_in_python(str(error))) from error
 
     def _check_arguments(self, classes: NDArray[Any]) -> None:
         """Refuse a method that does not exist, and bounds that these classes (K,) cannot have."""

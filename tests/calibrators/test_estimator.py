@@ -106,6 +106,8 @@ def test_probabilities_are_not_taken_for_logits() -> None:
         ValueError, match=r'look like probabilities.* Set scores="probabilities"; .*, set scores="logits"\.$'
     ):
         BoxCalibrator(method="ts").fit(probabilities, labels)
+    with pytest.raises(ValueError, match=r'Set scores="percent"\.$'):
+        BoxCalibrator(method="ts", scores="probabilities").fit(100 * probabilities, labels)
     ours = BoxCalibrator(method="ts", scores="probabilities").fit(probabilities, labels)
     expected = BoxCalibrator(method="ts").fit(logits, labels).predict_proba(logits)
     np.testing.assert_allclose(ours.predict_proba(probabilities), expected, rtol=1e-6)

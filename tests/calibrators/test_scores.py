@@ -51,7 +51,7 @@ def test_probabilities_are_recognised_however_rounded(rounding: str, num_classes
     labels = logits.argmax(axis=1)
     serious = [one for one in check_data(check_validation_set(rows, labels)) if one.severity == "serious"]
     assert f"set scores={kind}" in " ".join(one.message for one in serious)
-    with pytest.raises(ValueError, match=f"Set scores={kind}; if these are logits all the same"):
+    with pytest.raises(ValueError, match=f'Set scores="{kind}"; if these are logits all the same'):
         BoxCalibrator("ts", classes=np.arange(num_classes)).fit(rows.astype(np.float64), labels)
     found, _ = as_logits(rows, kind)
     np.testing.assert_allclose(softmax(found), rows / rows.sum(axis=1, keepdims=True, dtype=float), atol=1e-6)
