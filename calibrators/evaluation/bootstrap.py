@@ -161,12 +161,9 @@ def proportion_estimate(
 
     With weights or groups (N,), the interval is that of the effective number of samples.
     """
-    share, count = float(hits.mean()), float(len(hits))
-    found = float(hits.sum())
-    if weights is not None or groups is not None:
-        share = float(np.average(hits, weights=weights))
-        count = max(1.0, round(_effective_count(hits, weights, groups)))
-        found = round(share * count)
+    share = float(np.average(hits, weights=weights))
+    count = max(1, round(_effective_count(hits, weights, groups)))
+    found = round(share * count)
     squared = NORMAL**2
     centre = (found + squared / 2) / (count + squared)
     half = NORMAL * math.sqrt(found * (count - found) / count + squared / 4) / (count + squared)

@@ -6,15 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from boxcal.calibrators import fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
 from boxcal.calibrators.evaluation.crossfit import answers_of, answers_on, cross_fit, predicted_labels
+from boxcal.calibrators.evaluation.evaluate import _with_true_labels
+from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.report import Report, cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import sentence
-from tests.calibrators.samples import sharpened
+from tests.calibrators.samples import sharpened, softmax
+
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
 
 METRICS = {
     "error_rate",
@@ -206,3 +212,41 @@ def test_against_an_active_calibrator_the_sentence_names_it() -> None:
         "joint_intervals": differences,
     }
     assert sentence(report) == "No clear gain: NLL is not clearly different (-0.053 to +0.011) against `ts`."
+
+
+def with_unrelated_labels(
+    temperature: float, share: float, count: int = 800
+) -> tuple[Floats, Labels, Floats]:
+    """Logits, labels of which a share is drawn at random, and the true probabilities."""
+    rng = np.random.default_rng(3)
+    logits = 3.0 * rng.normal(size=(count, 10))
+    truth = softmax(logits)
+    labels = (truth.cumsum(axis=1) < rng.random((count, 1))).sum(axis=1).clip(max=9)
+    labels = np.where(rng.random(count) < share, rng.integers(0, 10, count), labels)
+    return temperature * logits, labels, truth
+
+
+@pytest.mark.parametrize(("temperature", "severity"), [(0.4, "warning"), (1.2, "serious"), (3.0, "warning")])
+def test_unrelated_labels_that_decide_are_serious(temperature: float, severity: str) -> None:
+    logits, labels, _ = with_unrelated_labels(temperature, 0.06)
+    report = cross_fitted_report("ts", logits, labels)
+    assert report.is_better
+    (found,) = [one for one in report.warnings if one.code == "unrelated_labels"]
+    assert found.severity == severity
+    assert ("better than those of `uncalibrated` all the same" in found.message) is (severity == "warning")
+
+
+def test_outcomes_without_unrelated_labels_are_estimated_without_bias() -> None:
+    logits, labels, truth = with_unrelated_labels(1.5, 0.2, 40_000)
+    scored = outcomes(softmax(logits), labels)
+    found = _with_true_labels(scored, 0.2)
+    p = softmax(logits)
+    expected = {
+        "nll": -(truth * np.log(p)).sum(axis=1),
+        "brier": ((p - truth) ** 2).sum(axis=1) + (truth * (1 - truth)).sum(axis=1),
+        "correct": truth[np.arange(len(p)), scored.predicted],
+    }
+    for name, values in expected.items():
+        error = getattr(found, name) - values
+        assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error)), name
+        assert abs((getattr(scored, name) - values).mean()) > 10 * error.std() / np.sqrt(len(error)), name
