@@ -57,7 +57,6 @@ class TwoStages:
     bound_map: BoxMap
     num_classes: int
     _: KW_ONLY
-    centred: bool = True
     classes: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
@@ -92,7 +91,7 @@ class TwoStages:
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         maps = self.logit_map, self.bound_map
-        return artifact.write(*maps, self.spec, centred=self.centred, classes=self.classes)
+        return artifact.write(*maps, self.spec, classes=self.classes)
 
     @property
     def reads(self) -> Reads:
@@ -132,7 +131,7 @@ class TwoStages:
         """Give the mapped logits (N, K) of float64 scores, an array or a tensor."""
         # A temperature alone reads no offset; centring would round small differences away, which order ties.
         is_tempered = isinstance(self.logit_map, IdentityMap | TemperatureScaling)
-        if not self.centred or self.reads == "features" or is_tempered:
+        if self.reads == "features" or is_tempered:
             return self.logit_map(scores)
         if isinstance(scores, np.ndarray):
             return self.logit_map(array_ops.centred(scores))

@@ -28,8 +28,7 @@ from boxcal.calibrators.method import BOUND_MAPS, Method, parse, parse_stored
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
-VERSION, AS_GIVEN = 2, 1
-"""Maps of logits read them less the mean of their row; those of version 1 read them as they are given."""
+VERSION = 2
 LARGEST_HEADER = 1 << 26
 MOST_CLASSES = 1_000_000
 
@@ -41,7 +40,6 @@ class Content(NamedTuple):
     logit_map: LogitMap
     bound_map: BoxMap
     num_classes: int
-    centred: bool  # Whether the map of logits reads them less the mean of their row
     # The names of the classes in the order of the columns; None where they are not known
     classes: tuple[str, ...] | None = None
 
@@ -51,7 +49,6 @@ def write(
     bound_map: BoxMap,
     spec: dict[str, Any],
     *,
-    centred: bool,
     classes: Sequence[str] | None = None,
 ) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
@@ -60,7 +57,7 @@ def write(
         for part, one in ((LOGIT_MAP, logit_map), (BOUND_MAP, bound_map))
         for name, value in one.parameters.items()
     }
-    document = {"format": FORMAT, "version": VERSION if centred else AS_GIVEN, **spec}
+    document = {"format": FORMAT, "version": VERSION, **spec}
     if classes is not None:
         document["classes"] = list(classes)
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
@@ -90,8 +87,7 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    is_centred, classes = spec["version"] != AS_GIVEN, _classes(spec, num_classes)
-    return Content(name, logit_map, bound_map, num_classes, is_centred, classes)
+    return Content(name, logit_map, bound_map, num_classes, _classes(spec, num_classes))
 
 
 def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
@@ -146,8 +142,11 @@ def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
     """Check the format, the version, the method and the number of classes."""
     if spec.get("format") != FORMAT:
         raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
-    if spec.get("version") not in (AS_GIVEN, VERSION):
-        raise ArtifactError(f"calibrator format version {spec.get('version')!r} is not 1 to {VERSION}")
+    if spec.get("version") != VERSION:
+        raise ArtifactError(
+            f"the calibrator has the format version {spec.get('version')!r}; this release reads version"
+            f" {VERSION}, which was new in 0.3.0: fit it again"
+        )
     num_classes, name = spec.get("num_classes"), spec.get("method")
     if (
         not isinstance(num_classes, int)

@@ -18,7 +18,6 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
-from boxcal.calibrators.maps.per_class import PerClassFunction
 from boxcal.calibrators.maps.stack import Stack, component_names
 
 BOUND_MAPS: dict[str, type[BoxMap]] = {
@@ -79,12 +78,10 @@ class Method(NamedTuple):
 
     def num_parameters(self, num_classes: int) -> int:
         """Count the parameters that a fit chooses for K classes."""
-        if issubclass(self.logit_map, PerClassFunction):
-            return self.logit_map.per_class * num_classes
-        count = self.logit_map(num_classes).size + (LogitBounding(num_classes).size if self.clipped else 0)
+        count = self.logit_map.count(num_classes) + (LogitBounding.count(num_classes) if self.clipped else 0)
         if self.bounds in ("pb-lower", "pb-upper"):
             return count + 1
-        return count + (BOUND_MAPS[self.bounds](num_classes).size if self.bounds else 0)
+        return count + (BOUND_MAPS[self.bounds].count(num_classes) if self.bounds else 0)
 
 
 @cache
@@ -113,7 +110,7 @@ def catalogue() -> dict[str, Method]:
     """Name every method: each logit map, each box on plain logits, and combinations, the plainest first."""
     listed = sorted(
         (one for one in logit_maps().values() if one.is_listed),
-        key=lambda one: (one.is_network, Method("", one).num_parameters(20), one.name),
+        key=lambda one: (one.is_network, one.count(20), one.name),
     )
     named = {one.name: Method(one.name, one) for one in listed}
     named |= {bounds: Method(bounds, IdentityMap, bounds=bounds) for bounds in BOUND_MAPS}

@@ -44,7 +44,6 @@ class LinearMap(TemperedMap):
     chooses the strongest whose loss is within a standard error of the lowest. The objective is convex.
     """
 
-    later: ClassVar[Mapping[str, float]] = {"temperature": 1.0}
     strengths: ClassVar[tuple[float, ...]] = (1.0,)
     """From the strongest penalty to the weakest."""
     matrix: ClassVar[str]

@@ -19,27 +19,26 @@ class LogitBounding(LogitMap):
     `logit_lower` and `logit_upper` are the paper's c and C divided by that norm, tanh(c') and
     tanh(c' + softplus(C')): -1 <= c <= C <= 1. At -1 and 1 nothing is clipped. What the limits clip depends
     on the number added to a row, which the paper leaves open; with 0 at the mean, overconfident logits have a
-    much higher NLL. Where `from_largest` is 0, rows are clipped as they come: in calibrators stored earlier.
+    much higher NLL.
     """
 
     name = "lb"
     shapes: ClassVar[Shapes] = {"logit_lower": (), "logit_upper": (), "from_largest": ()}
     prepared = ("from_largest",)
-    later: ClassVar[Mapping[str, float]] = {"from_largest": 0.0}
 
     def fresh(self) -> dict[str, Any]:
         return {"logit_lower": -1.0, "logit_upper": 1.0, "from_largest": 1.0}
 
     def formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
         """Clip (N, K) logits to limits that grow with the row's norm."""
-        scores = scores - p["from_largest"] * ops.amax(scores, 1)[:, None]
+        scores = scores - ops.amax(scores, 1)[:, None]
         norm = ops.norm(scores)
         return ops.clip(scores, p["logit_lower"] * norm, p["logit_upper"] * norm)
 
     def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Clip; classes at a limit move with it: dT_k = |g| dc + c d|g|, and d|g| = (g / |g|) dg."""
         largest = scores.argmax(axis=1)[:, None]
-        scores = scores - p["from_largest"] * np.take_along_axis(scores, largest, axis=1)
+        scores = scores - np.take_along_axis(scores, largest, axis=1)
         norm = np.linalg.norm(scores, axis=1, keepdims=True)
         lower, upper = p["logit_lower"], p["logit_upper"]
         below, above = scores < lower * norm, scores > upper * norm
@@ -53,7 +52,7 @@ class LogitBounding(LogitMap):
             by_scores = np.where(below | above, 0.0, by_mapped)
             by_scores += by_norm * scores / np.maximum(norm, 1e-300)
             by_largest = np.take_along_axis(by_scores, largest, axis=1)
-            by_largest -= p["from_largest"] * row_sum(by_scores)
+            by_largest -= row_sum(by_scores)
             np.put_along_axis(by_scores, largest, by_largest, axis=1)
             return gradients, by_scores
 
@@ -90,7 +89,7 @@ class LogitBounding(LogitMap):
     def invalid_reason(self) -> str | None:
         """Say so if the limits are not in order."""
         lower, upper = self.parameters["logit_lower"].item(), self.parameters["logit_upper"].item()
-        if self.parameters["from_largest"] not in (0.0, 1.0):
-            return f"from_largest is {self.parameters['from_largest']}, not 0 or 1"
+        if self.parameters["from_largest"] != 1.0:
+            return f"from_largest is {self.parameters['from_largest']}, not 1"
         in_order = -1.0 <= lower <= upper <= 1.0
         return None if in_order else f"the logit limits {lower} and {upper} are out of order"

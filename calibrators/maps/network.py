@@ -16,13 +16,21 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from boxcal.calibrators import array_ops
-from boxcal.calibrators.maps.parameters import TOP, Array, Gradients, Map, Parameters, Size, Values, Vjp
+from boxcal.calibrators.maps.parameters import (
+    HIDDEN,
+    TOP,
+    Array,
+    Gradients,
+    Map,
+    Parameters,
+    Size,
+    Values,
+    Vjp,
+)
 
-LOG_SOFTMAX, CENTRED, LOG_SURPRISAL = 1.0, 2.0, 3.0
-"""What a network reads of the largest logits: their log-softmax (stored networks only); these less the mean
-of all of the row; or -log(1 + surprisal). Stored networks may also read the logits (0)."""
-HIDDEN = 5
-"""Units of each layer in a fit; the mean of five networks is stored as one with five times as many."""
+CENTRED, LOG_SURPRISAL = 2.0, 3.0
+"""What a network reads of the largest logits: these less the mean of all of the row, or -log(1 + surprisal).
+"""
 FLAT = 1e-3
 DRAWS = 5
 """How many networks a fit descends with, each from random hidden layers of its own."""
@@ -46,7 +54,7 @@ def fresh_network(num_classes: int, outputs: Sequence[float]) -> dict[str, Any]:
     """Give the tensors of a network that answers `outputs` for any row."""
     inputs = min(TOP, num_classes)
     tensors: dict[str, Any] = {
-        "centre": np.zeros(inputs), "spread": np.ones(inputs), "normalised": 0.0,
+        "centre": np.zeros(inputs), "spread": np.ones(inputs), "normalised": LOG_SURPRISAL,
         "weight_1": np.zeros((HIDDEN, inputs)), "bias_1": np.zeros(HIDDEN),
         "weight_2": np.zeros((HIDDEN, HIDDEN)), "bias_2": np.zeros(HIDDEN),
         "weight_3": np.zeros((len(outputs), HIDDEN)), "bias_3": np.array(outputs),
@@ -56,12 +64,10 @@ def fresh_network(num_classes: int, outputs: Sequence[float]) -> dict[str, Any]:
 
 def network_reads(ops: ModuleType, p: Parameters, logits: Values) -> Values:
     """Give what a network reads of (N, K) logits, before it is standardised."""
-    top, kind = ops.largest(logits, len(p["network.centre"])), p["network.normalised"]
-    if kind == CENTRED:
+    top = ops.largest(logits, len(p["network.centre"]))
+    if p["network.normalised"] == CENTRED:
         return top - ops.mean(logits)
-    if kind == LOG_SURPRISAL:
-        return -ops.log(1.0 - ops.log_softmax(top))
-    return ops.log_softmax(top) if kind else top
+    return -ops.log(1.0 - ops.log_softmax(top))
 
 
 def hidden_layers(ops: ModuleType, p: Parameters, logits: Values) -> tuple[Values, Values]:
@@ -117,7 +123,7 @@ class NetworkMap(Map):
     def invalid_reason(self) -> str | None:
         """Say so if a tensor is not positive, or this version does not know what the network reads."""
         reading = self.parameters["network.normalised"].item()
-        known = (0.0, LOG_SOFTMAX, CENTRED, LOG_SURPRISAL)
+        known = (CENTRED, LOG_SURPRISAL)
         unknown = f"network.normalised is {reading}; this version knows {known}"
         return super().invalid_reason() or (None if reading in known else unknown)
 
@@ -149,12 +155,11 @@ class NetworkMap(Map):
 
     def reading(self, columns: Array) -> Array:
         """Give the inputs (T, N) for the largest logits of each row less the mean of all."""
-        kind, read = self.parameters["network.normalised"], columns
-        if kind != CENTRED:
-            read = read - read[0]
-            read -= np.log(np.exp(read).sum(axis=0))
-        if kind == LOG_SURPRISAL:
-            read = -np.log(1.0 - read)
+        read = columns
+        if self.parameters["network.normalised"] == LOG_SURPRISAL:
+            logs = columns - columns[0]
+            logs -= np.log(np.exp(logs).sum(axis=0))
+            read = -np.log(1.0 - logs)
         centre, spread = (self.parameters[PREFIX + name][:, None] for name in ("centre", "spread"))
         standard: Array = (read - centre) / spread
         return standard
@@ -166,8 +171,7 @@ class NetworkMap(Map):
             return by_read
         logs = columns - columns[0]
         logs -= np.log(np.exp(logs).sum(axis=0))
-        if self.parameters["network.normalised"] == LOG_SURPRISAL:
-            by_read = by_read / (1.0 - logs)
+        by_read = by_read / (1.0 - logs)
         by_columns: Array = by_read - np.exp(logs) * by_read.sum(axis=0)
         return by_columns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
@@ -32,7 +32,6 @@ class InstanceDependentBounds(NetworkMap, BoxMap):
 
     name = "pb-mlp"
     shapes: ClassVar[Shapes] = network_shapes(2)
-    later: ClassVar[Mapping[str, float]] = {"network.normalised": 0.0}
 
     def fresh(self) -> dict[str, Any]:
         return fresh_network(self.num_classes, [VACUOUS, VACUOUS])

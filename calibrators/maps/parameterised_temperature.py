@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
@@ -21,16 +21,12 @@ from boxcal.calibrators.maps.network import (
 from boxcal.calibrators.maps.parameters import Array, Gradients, Parameters, Shapes, Values, Vjp
 from boxcal.calibrators.maps.temperature import best_temperature
 
-OLD_LIMIT = 3.0
-"""Networks stored before they read the log-softmax limit the log of the temperature to -3 to 3."""
-
 
 class ParameterisedTemperature(NetworkMap, RowTemperature):
     """`T(g) = g / (temperature exp(network(g / temperature)))`; `temperature` is that of `ts`."""
 
     name = "pts"
     shapes: ClassVar[Shapes] = {"temperature": (), **network_shapes(1)}
-    later: ClassVar[Mapping[str, float]] = {"temperature": 1.0, "network.normalised": 0.0}
     positive = ("temperature",)
     combines = True
     contains_ts = True
@@ -41,10 +37,7 @@ class ParameterisedTemperature(NetworkMap, RowTemperature):
 
     def inverse_formula(self, ops: ModuleType, p: Parameters, scores: Values) -> Values:
         """Ask the network for 1 / temperature of every row, (N, 1)."""
-        log_change = network_outputs(ops, p, scores / p["temperature"])
-        if not p["network.normalised"]:
-            log_change = OLD_LIMIT * ops.tanh(log_change / OLD_LIMIT)
-        return ops.exp(-log_change) / p["temperature"]
+        return ops.exp(-network_outputs(ops, p, scores / p["temperature"])) / p["temperature"]
 
     def reading(self, columns: Array) -> Array:
         """Give what the network reads of the divided logits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from math import prod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +27,8 @@ Shapes = Mapping[str, tuple[Size, ...] | None]
 """Of tensors by their names; None for any shape."""
 TOP = 10
 """How many of the largest logits a network reads."""
+HIDDEN = 5
+"""Units of each layer of a network in a fit; the mean of five is stored as one with five times as many."""
 
 
 class Map:
@@ -43,8 +46,8 @@ class Map:
     positive: ClassVar[tuple[str, ...]] = ()
     """Tensors whose entries are above 0."""
 
-    later: ClassVar[Mapping[str, float]] = {}
-    """Values of tensors that were added after the first version, for artifacts that do not have them."""
+    per_class: ClassVar[int] = 0
+    """How many parameters a class counts as where no fit searches them."""
 
     is_network: bool = False
     """Whether its parameters are those of a network, whose fit stops early by cross-validation."""
@@ -64,6 +67,15 @@ class Map:
     def searched(self) -> dict[str, Array]:
         """The parameters that a fit searches."""
         return {name: value for name, value in self.parameters.items() if name not in self.prepared}
+
+    @classmethod
+    def count(cls, num_classes: int) -> int:
+        """Count the parameters that a fit chooses for K classes; a tensor of any shape counts as one."""
+        sizes = {**_sizes(num_classes), "D": 1, "H": HIDDEN}
+        searched = [shape or () for name, shape in cls.shapes.items() if name not in cls.prepared]
+        return cls.per_class * num_classes + sum(
+            prod(size if isinstance(size, int) else sizes[size] for size in shape) for shape in searched
+        )
 
     @property
     def size(self) -> int:
@@ -123,13 +135,10 @@ class Map:
     @classmethod
     def restored(cls, tensors: Mapping[str, Array], num_classes: int, part: str) -> Self:
         """Build the map of stored tensors."""
-        sizes = {"K": num_classes, "T": min(TOP, num_classes), "R": with_products(num_classes)}
+        sizes = _sizes(num_classes)
         own: dict[str, Any] = {}
         for name, shape in cls.shapes.items():
             tensor = tensors.get(name)
-            if tensor is None and name in cls.later:
-                own[name] = cls.later[name]
-                continue
             if tensor is None or (shape is not None and not _fits(tensor.shape, shape, sizes)):
                 wanted = tuple(
                     size if isinstance(size, int) else sizes.get(size, size) for size in shape or ()
@@ -145,6 +154,10 @@ class Map:
 def with_products(num_classes: int) -> int:
     """Count K logits and the products of two of them, squares too: K (K + 3) / 2."""
     return num_classes * (num_classes + 3) // 2
+
+
+def _sizes(num_classes: int) -> dict[str, int]:
+    return {"K": num_classes, "T": min(TOP, num_classes), "R": with_products(num_classes)}
 
 
 def readable(value: Array) -> Any:

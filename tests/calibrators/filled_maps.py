@@ -11,6 +11,7 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
+from boxcal.calibrators.maps.network import LOG_SURPRISAL
 from boxcal.calibrators.maps.parameters import Map, with_products
 from boxcal.calibrators.method import BOUND_MAPS, parse
 
@@ -33,7 +34,7 @@ NUMBERS: dict[str, Any] = {
 }
 
 
-def filled(one: type[One], kind: float = 3.0, *, classes: int = CLASSES) -> One:
+def filled(one: type[One], kind: float = LOG_SURPRISAL, *, classes: int = CLASSES) -> One:
     rng = np.random.default_rng(1)
     sizes = {
         "K": classes,

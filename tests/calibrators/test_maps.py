@@ -9,7 +9,7 @@ from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
-from boxcal.calibrators.maps.network import NetworkMap
+from boxcal.calibrators.maps.network import CENTRED, NetworkMap
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
 from boxcal.calibrators.maps.parameters import Array, Map
 from boxcal.calibrators.method import BOUND_MAPS, logit_maps
@@ -21,10 +21,7 @@ def made() -> list[Map]:
     singles = [one for one in logit_maps().values() if one is not Chain]
     chained = [Chain(filled(one), filled(LogitBounding)) for one in singles if one.combines]
     networks = [
-        filled(one, kind)
-        for one in (*singles, InstanceDependentBounds)
-        if issubclass(one, NetworkMap)
-        for kind in (1.0, 2.0)
+        filled(one, CENTRED) for one in (*singles, InstanceDependentBounds) if issubclass(one, NetworkMap)
     ]
     return [*(filled(one) for one in singles), filled(ConstantBounds), *chained, *networks]
 
