@@ -10,6 +10,8 @@ The discretisation (grid sizes, bandwidths in steps of 1 / 1024) is that of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,10 @@ SLACK = 0.05
 FEWEST_POINTS = 200
 DENSITY_FLOOR = 1e-4
 DRAWN_AT_ONCE = 4096
+NEGLIGIBLE = 1e-13
+"""Of the largest entry of a spectrum: frequencies from where it stays below are left out."""
+LARGEST_MATRIX = 1 << 17
+"""Entries of a matrix that smooths, up to which it is two to twenty times as fast as a Fourier transform."""
 
 Matrix = NDArray[np.float64]
 
@@ -37,8 +43,7 @@ class Confidences:
     def __init__(self, confidence: Vector, weights: Vector | None = None) -> None:
         self.confidence, self.weights = confidence, weights
         self._places: dict[int, tuple[Indices, Vector]] = {}
-        self._densities: dict[int, Vector] = {}
-        self._kernels: dict[float, NDArray[np.complex128]] = {}
+        self._densities: dict[int, Matrix] = {}
 
     def places(self, cells: int) -> tuple[Indices, Vector]:
         """Return the grid point below each confidence, and the share of the point above it."""
@@ -46,22 +51,13 @@ class Confidences:
             self._places[cells] = _neighbours(self.confidence, cells)
         return self._places[cells]
 
-    def kernel(self, bandwidth: float) -> NDArray[np.complex128]:
-        """Return the spectrum of the kernel on the grid of a bandwidth, up to where it has become 0."""
-        if bandwidth not in self._kernels:
-            spectrum = np.fft.rfft(_kernel(bandwidth, grid_size(bandwidth)))
-            length = np.flatnonzero(np.abs(spectrum) > 1e-16 * np.abs(spectrum[0]))[-1] + 1
-            self._kernels[bandwidth] = spectrum[:length]
-        return self._kernels[bandwidth]
-
-    def density(self, bandwidth: float, mesh: Vector) -> Vector:
-        """Smooth the number of samples, and return it at each mesh point."""
+    def density(self, bandwidth: float, points: int) -> Vector:
+        """Smooth the number of samples, and return it at so many mesh points."""
         cells = grid_size(bandwidth)
         if cells not in self._densities:
-            self._densities[cells] = _spectrum(self._counts(cells))
-        kernel = self.kernel(bandwidth)
-        smoothed = np.fft.irfft(self._densities[cells][: len(kernel)] * kernel, 2 * cells - 2)
-        return _interpolate(smoothed, cells, mesh)
+            self._densities[cells] = _spectrum(self._counts(cells))[None]
+        density: Vector = smoother(bandwidth, points)(self._densities[cells], slice(None))[0]
+        return density
 
     def _counts(self, cells: int) -> Vector:
         counts = np.ones(len(self.confidence)) if self.weights is None else self.weights
@@ -121,15 +117,11 @@ class SmoothedResiduals:
 
     def at(self, bandwidth: float, rows: Indices | None = None, points: int | None = None) -> Matrix:
         """Smooth on a uniform mesh of [0, 1], (R, points), scaled so that absolute sums are errors."""
-        cells = grid_size(bandwidth)
         chosen = np.arange(self._residuals.shape[1]) if rows is None else rows
-        kernel = self._confidences.kernel(bandwidth)
-        spectra = self._spectra_of(cells, chosen)[chosen, : len(kernel)]
-        mesh = np.linspace(0.0, 1.0, points or max(round(10 / bandwidth), FEWEST_POINTS))
-        density = self._confidences.density(bandwidth, mesh)
-        smoothed = np.fft.irfft(spectra * kernel, 2 * cells - 2)
-        scaled: Matrix = _interpolate(smoothed, cells, mesh) / (density + DENSITY_FLOOR).sum()
-        return scaled
+        points = points or max(round(10 / bandwidth), FEWEST_POINTS)
+        smoothed = smoother(bandwidth, points)(self._spectra_of(grid_size(bandwidth), chosen), chosen)
+        smoothed /= (self._confidences.density(bandwidth, points) + DENSITY_FLOOR).sum()
+        return smoothed
 
     def errors(self, bandwidths: Vector, rows: Indices) -> Vector:
         """Return the smooth calibration error of each of some rows at its own bandwidth, (n,)."""
@@ -184,6 +176,29 @@ def grid_size(bandwidth: float) -> int:
     return max(2000, round(20 / bandwidth)) // 2 + 1
 
 
+@lru_cache(maxsize=128)
+def smoother(bandwidth: float, points: int) -> Callable[[Matrix, Indices | slice], Matrix]:
+    """Return what smooths some rows of spectra (R, frequencies), at a uniform mesh of [0, 1]: (n, points).
+
+    Between two grid points it interpolates linearly. A spectrum is as `_spectrum` gives it.
+    """
+    cells = grid_size(bandwidth)
+    spectrum = np.fft.rfft(_kernel(bandwidth, cells))
+    length = int(np.flatnonzero(np.abs(spectrum) > NEGLIGIBLE * np.abs(spectrum[0]))[-1]) + 1
+    kernel = spectrum[:length]
+    left, share = _neighbours(np.linspace(0.0, 1.0, points), cells)
+
+    def transformed(spectra: Matrix, rows: Indices | slice) -> Matrix:
+        values = np.fft.irfft(spectra[rows, :length] * kernel, 2 * cells - 2)
+        between: Matrix = values[:, left] * (1 - share) + values[:, left + 1] * share
+        return between
+
+    if length * points > LARGEST_MATRIX:
+        return transformed
+    matrix = transformed(np.eye(length), slice(None))
+    return lambda spectra, rows: spectra[rows, :length] @ matrix
+
+
 def _neighbours(points: Vector, cells: int) -> tuple[Indices, Vector]:
     """Return the grid point below each point of [0, 1], and the share of the grid point above it."""
     place = points * (cells - 1)
@@ -218,10 +233,3 @@ def _kernel_weights(bandwidth: float, mesh: Vector, cells: int) -> Matrix:
 
     weights: Matrix = around(left) * (1 - share)[:, None] + around(left + 1) * share[:, None]
     return weights
-
-
-def _interpolate(values: Matrix, cells: int, mesh: Vector) -> Matrix:
-    """Interpolate values (..., cells and more) on a uniform grid of [0, 1] linearly at each mesh point."""
-    left, share = _neighbours(mesh, cells)
-    between: Matrix = values[..., left] * (1 - share) + values[..., left + 1] * share
-    return between
