@@ -81,8 +81,8 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[
 
 
 @cache
-def _blas() -> Any:
-    """Control the BLAS libraries that are loaded; fits load theirs before they ask."""
+def _blas(*loaded: bool) -> Any:
+    """Control the BLAS libraries that are loaded, of NumPy and of these that bring their own."""
     from threadpoolctl import ThreadpoolController  # noqa: PLC0415 - only fits need it
 
     return ThreadpoolController().select(user_api="blas")
@@ -90,13 +90,17 @@ def _blas() -> Any:
 
 @contextmanager
 def one_library_thread() -> Iterator[None]:
-    """Keep torch and BLAS to one thread each, and give them back what they had."""
+    """Keep torch and BLAS to one thread each, and give them back what they had.
+
+    With more, sums of a library would also differ in the last bit from machine to machine.
+    """
+    loaded = [name in sys.modules for name in ("scipy.linalg", "torch")]
     torch = sys.modules.get("torch")
     before = torch.get_num_threads() if torch else 0
     if torch:
         torch.set_num_threads(1)
     try:
-        with _blas().limit(limits=1):
+        with _blas(*loaded).limit(limits=1):
             yield
     finally:
         if torch:

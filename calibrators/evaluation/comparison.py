@@ -38,6 +38,7 @@ from boxcal.calibrators.evaluation.html_report import table
 from boxcal.calibrators.evaluation.outcomes import Outcomes, outcomes
 from boxcal.calibrators.evaluation.toplabel import BinnedError, SmoothError
 from boxcal.calibrators.method import MIXED
+from boxcal.calibrators.threads import one_library_thread
 
 BASELINE = "uncalibrated"
 NO_CALIBRATORS: Mapping[str, TwoStages] = {}
@@ -182,6 +183,7 @@ def base_of(method: str) -> str:
     return method.rpartition("+")[0] or BASELINE
 
 
+@one_library_thread()
 def compare_methods(
     methods: Sequence[str],
     validation: ValidationSet,

@@ -54,7 +54,7 @@ from boxcal.calibrators.evaluation.toplabel import (
     TopLabelError,
 )
 from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
-from boxcal.calibrators.threads import in_order, over_blocks
+from boxcal.calibrators.threads import in_order, one_library_thread, over_blocks
 
 LABEL_DRAWS = 400
 LEAST = 1e-300
@@ -148,6 +148,7 @@ class Evaluation:
         }
 
 
+@one_library_thread()
 def judge(
     scored: Outcomes,
     *,
@@ -225,6 +226,7 @@ def compare(first: Evaluation, second: Evaluation) -> dict[str, Estimate]:
     return result
 
 
+@one_library_thread()
 def verdict(first: Evaluation, second: Evaluation, active: str, *, unrelated: float = 0.0) -> Verdict:
     """Decide whether the first is better than the second, the method `active`; both as for `compare`.
 

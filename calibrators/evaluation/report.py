@@ -36,6 +36,7 @@ from boxcal.calibrators.evaluation.verdict import Verdict
 from boxcal.calibrators.label_checks import unrelated_share
 from boxcal.calibrators.method import BOUND_MAPS
 from boxcal.calibrators.row_statistics import Sketch
+from boxcal.calibrators.threads import one_library_thread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -265,6 +266,7 @@ def cross_fitted_report(
     )
 
 
+@one_library_thread()
 def report_on(
     method: str,
     data: ValidationSet,

@@ -103,6 +103,7 @@ def fit(
     return replace(result, on_arrays=result.on_arrays.named(classes), warnings=warnings)
 
 
+@one_library_thread()
 def fit_data(
     method: str,
     data: ValidationSet,
@@ -113,11 +114,6 @@ def fit_data(
 ) -> FitResult:
     """Do the same for data that `check_validation_set` has passed, without warnings about them."""
     started = time.perf_counter()
-    with one_library_thread():
-        run = (
-            partial(choose, budget_seconds=budget_seconds)
-            if method == "auto"
-            else partial(fit_checked, method)
-        )
-        result = run(data, seed=seed, progress=progress)
+    run = partial(choose, budget_seconds=budget_seconds) if method == "auto" else partial(fit_checked, method)
+    result = run(data, seed=seed, progress=progress)
     return replace(result, seconds=time.perf_counter() - started)

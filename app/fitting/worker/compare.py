@@ -18,7 +18,6 @@ from boxcal.calibrators.evaluation.comparison import BASELINE, MethodComparison,
 from boxcal.calibrators.evaluation.verdict import NAMES
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.row_statistics import Sketch, overlap
-from boxcal.calibrators.threads import one_library_thread
 
 UNCLEAR = "not clearly different"
 
@@ -37,15 +36,14 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
     required_by.setdefault("logits", BASELINE)
     extras = read_besides_logits(task, data, required_by, progress)
     logits, labels = data.arrays()
-    with one_library_thread():
-        comparison = compare_methods(
-            task.methods,
-            check_validation_set(logits, labels, **extras, **data.grouping),
-            calibrators=calibrators,
-            reference=name_of(task.versions[0]) if task.versions else BASELINE,
-            seed=SEED,
-            progress=progress,
-        )
+    comparison = compare_methods(
+        task.methods,
+        check_validation_set(logits, labels, **extras, **data.grouping),
+        calibrators=calibrators,
+        reference=name_of(task.versions[0]) if task.versions else BASELINE,
+        seed=SEED,
+        progress=progress,
+    )
     sketch = Sketch.of(logits)
     warnings = [found for one in task.versions if (found := _known(one, sketch)) is not None]
     return Compared(

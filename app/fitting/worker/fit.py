@@ -30,7 +30,6 @@ from boxcal.calibrators.evaluation.report import report_on
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.calibrators.row_statistics import Sketch
-from boxcal.calibrators.threads import one_library_thread
 from boxcal.models.backends.backbone import Backbone, FeatureBackbone
 
 BATCH = 32
@@ -123,17 +122,15 @@ def perform(task: FitTask, progress: Progress, *, draws: bool = True) -> FitOutc
         progress=_part(progress, begin + 0.02, 0.4),
         budget_seconds=task.budget_seconds,
     )
-    # With more threads, sums of the library would differ in the last bit from machine to machine.
-    with one_library_thread():
-        report = report_on(
-            result.method,
-            checked,
-            seed=SEED,
-            progress=_part(progress, 0.4, 0.95),
-            against=against,
-            unseen=result.unseen,
-            known=None if task.known is None else Sketch.read(task.known),
-        )
+    report = report_on(
+        result.method,
+        checked,
+        seed=SEED,
+        progress=_part(progress, 0.4, 0.95),
+        against=against,
+        unseen=result.unseen,
+        known=None if task.known is None else Sketch.read(task.known),
+    )
     document = report.to_dict()
     document["warnings"] += [*data.notes, *(warning.to_dict() for warning in result.warnings)]
     svg, png = b"", b""
