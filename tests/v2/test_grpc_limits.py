@@ -396,6 +396,7 @@ def calls_of(path: str, numbers: range) -> bytes:
     return b"".join(http2_frame(1, 4, one, head) + http2_frame(0, 1, one, bytes(5)) for one in streams)
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_its_answer_is_disconnected(tmp_path: Path) -> None:
     port = free_port()
     address = f"127.0.0.1:{port}"

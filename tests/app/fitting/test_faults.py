@@ -154,6 +154,7 @@ async def test_a_steady_but_slow_upload_ends_within_its_time(
     assert 0.4 < time.monotonic() - began < 15  # a quarter of a second for 64 KiB
 
 
+@pytest.mark.long
 def test_slow_uploads_are_given_up(service: Service) -> None:
     """Nine clients send one byte each and wait; the service ends them, and takes a fit."""
     head = (
@@ -201,6 +202,7 @@ def fill(disk: Path, room: int) -> Path:
     return filler
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
     with Service(small_disk / "data", model="logits:10") as service:
         client = service.client

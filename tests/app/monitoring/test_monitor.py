@@ -105,6 +105,7 @@ def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -
     assert evidence(after) == evidence(alone)
 
 
+@pytest.mark.long
 def test_two_replicas_on_postgresql_agree_with_one(url: str, data_dir: Path) -> None:
     """Half of the predictions go to each; labels go to the other one."""
     logits, labels = stream(600, 1.5)

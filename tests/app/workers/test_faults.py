@@ -44,7 +44,11 @@ def metric(service: Service, name: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "fault", [signal.SIGSTOP, pytest.param(signal.SIGUSR2, marks=pytest.mark.long), signal.SIGKILL]
+    "fault",
+    [
+        *(pytest.param(hangs, marks=pytest.mark.long) for hangs in (signal.SIGSTOP, signal.SIGUSR2)),
+        signal.SIGKILL,
+    ],
 )
 def test_a_process_that_stops_hangs_or_dies_is_replaced(service: Service, fault: signal.Signals) -> None:
     started, restarts = len(ready(service)), metric(service, "boxcal_process_restarts_total")
