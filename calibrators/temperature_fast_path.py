@@ -38,12 +38,14 @@ def _laid_out(logits: Array, lower: Array, upper: Array) -> tuple[Array, Array, 
     """Lay out rows and bounds as the loop reads them, which also fixes the form that is compiled."""
     rows = np.ascontiguousarray(logits)
     if lower.shape[-1:] in ((), (1,)) and upper.shape[-1:] in ((), (1,)):
-        low, high = (np.ascontiguousarray(bound.reshape(-1)) for bound in (lower, upper))
+        low, high = (bound.reshape(-1) for bound in (lower, upper))
         if len(low) != len(high):
-            low, high = (np.broadcast_to(bound, len(rows)).copy() for bound in (low, high))
+            low, high = (np.broadcast_to(bound, len(rows)) for bound in (low, high))
     else:
         shape = (max(_height(lower), _height(upper)), rows.shape[1])
-        low, high = (np.ascontiguousarray(np.broadcast_to(bound, shape)) for bound in (lower, upper))
+        low, high = (np.broadcast_to(bound, shape) for bound in (lower, upper))
+    # Views of broadcasts are read-only, for which numba would compile the loop once more.
+    low, high = (np.require(bound, requirements=["C", "W"]) for bound in (low, high))
     return rows, low, high, sum_tolerance(rows.shape[1])
 
 

@@ -135,6 +135,12 @@ MUTATIONS = [
         f"{EXACTNESS}::test_passes_over_rows_of_a_thousand_classes",  # exact_row would solve them
     ),
     Mutation(LOOPS, "select(is_free, weight, zero)", "weight", DEFECTS),
+    Mutation(
+        "calibrators/operator/exact_row.py",
+        "range(keys.shape[0])",
+        "range(1)",
+        "tests/calibrators/operator/test_adversity.py",
+    ),
     Mutation(LOOPS, "is_free = clipped == value", "is_free = value <= high", DEFECTS),
     Mutation(
         LOOPS,

@@ -369,13 +369,18 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
 
 
-@inner(makes_arrays=True)
+@inner(makes_arrays=True, inlined=False)
 def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, answer: Array, side: Array
 ) -> int:
-    """Call `solve_exactly` with arrays for all that it takes."""
+    """Call `solve_exactly` with float64 arrays for all that it takes: it is compiled once."""
     marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
-    return solve_exactly(row, _as_row(lower, row), _as_row(upper, row), inverse, tolerance, answer, marks)
+    wide, found = row.astype(np.float64), np.empty(row.shape[0])
+    low, high = _as_row(lower, row).astype(np.float64), _as_row(upper, row).astype(np.float64)
+    outcome = solve_exactly(wide, low, high, inverse, tolerance, found, marks)
+    for i in range(row.shape[0]):  # numba takes seconds to compile what an assignment of arrays may raise
+        answer[i] = found[i]
+    return outcome
 
 
 @inner()

@@ -3,9 +3,15 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+
+from boxcal.calibrators.operator.cpu_loops import forward_rows
+from boxcal.calibrators.temperature_fast_path import solve_rows, warm_arrays
 
 HELPER = "from numba import njit\n\n@njit\ndef helper(x):\n    return x + {}\n"
 ENTRY = """
@@ -133,3 +139,24 @@ def test_no_fit_compiles_anything_after_the_installation(tmp_path: Path) -> None
 
 def test_no_label_compiles_anything_after_the_loops_of_the_monitor_are_loaded() -> None:
     assert run("-c", FOLDS).splitlines() == ["249 []"]
+
+
+def test_bounds_of_any_layout_take_the_two_forms_that_are_warm() -> None:
+    """A number, a row of classes, a column of rows and all of them, writable and read-only, side by side."""
+    warm_arrays()
+    rows, forms = np.random.default_rng(0).normal(size=(4, 5)), compiled_forms()
+    shapes = ((), (5,), (1, 5), (4, 1), (4, 5))
+    expected = solve_rows(rows, np.full((4, 5), 0.05), np.full((4, 5), 0.3))
+    for low, high in product(shapes, shapes):
+        for lower, upper in product(laid_out(low, 0.05), laid_out(high, 0.3)):
+            np.testing.assert_allclose(solve_rows(rows, lower, upper), expected, rtol=1e-14)
+    assert compiled_forms() == forms
+
+
+def compiled_forms() -> set[Any]:
+    loop: Any = forward_rows
+    return set(loop.signatures)
+
+
+def laid_out(shape: tuple[int, ...], value: float) -> list[np.ndarray[Any, Any]]:
+    return [np.full(shape, value), np.broadcast_to(value, shape)]
