@@ -7,6 +7,7 @@ way, and so does `ArrayCalibrator`: the answers are the same to the last bit. No
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -38,15 +39,18 @@ def _laid_out(logits: Array, lower: Array, upper: Array) -> tuple[Array, Array, 
     """Lay out rows and bounds as the loop reads them, which also fixes the form that is compiled."""
     rows = np.ascontiguousarray(logits)
     if lower.shape[-1:] in ((), (1,)) and upper.shape[-1:] in ((), (1,)):
-        low, high = (bound.reshape(-1) for bound in (lower, upper))
-        if len(low) != len(high):
-            low, high = (np.broadcast_to(bound, len(rows)) for bound in (low, high))
+        shape: tuple[int, ...] = (max(lower.size, upper.size),)
     else:
         shape = (max(_height(lower), _height(upper)), rows.shape[1])
-        low, high = (np.broadcast_to(bound, shape) for bound in (lower, upper))
-    # Views of broadcasts are read-only, for which numba would compile the loop once more.
-    low, high = (np.require(bound, requirements=["C", "W"]) for bound in (low, high))
+    low, high = (_filled(bound, shape) for bound in (lower, upper))
     return rows, low, high, sum_tolerance(rows.shape[1])
+
+
+def _filled(bound: Array, shape: tuple[int, ...]) -> Array:
+    """Give a bound its shape; a copy where it is read-only, for which numba would compile the loop anew."""
+    own = bound.reshape(-1) if len(shape) == 1 else bound
+    own = own.reshape(shape) if own.size == math.prod(shape) else np.broadcast_to(own, shape)
+    return own if own.flags.c_contiguous and own.flags.writeable else own.copy()
 
 
 def _height(bound: Array) -> int:

@@ -369,7 +369,7 @@ def solve_row(  # noqa: PLR0917 - compiled loops take arrays by position
     return _exactly(row, lower, upper, inverse, tolerance, probabilities, side)
 
 
-@inner(makes_arrays=True, inlined=False)
+@inner(makes_arrays=True)
 def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     row: Array, lower: Bound, upper: Bound, inverse: float, tolerance: float, answer: Array, side: Array
 ) -> int:
