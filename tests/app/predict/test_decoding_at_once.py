@@ -21,12 +21,16 @@ THREADS = 12
 
 
 class Counting:
-    """The inputs of a model that counts how many of them are decoded at the same moment."""
+    """The inputs of a model that counts how many of them are decoded at the same moment.
+
+    The first ones last until so many are, however busy the machine is.
+    """
 
     kind, members = "images", ("image",)
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int) -> None:
         self.now = self.most = 0
+        self._expected, self._reached = expected, threading.Event()
         self._lock = threading.Lock()
 
     def blank(self, count: int) -> Any:
@@ -37,6 +41,9 @@ class Counting:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
+            if self.now >= self._expected:
+                self._reached.set()
+        self._reached.wait(10)
         time.sleep(0.02)
         with self._lock:
             self.now -= 1
@@ -50,7 +57,7 @@ async def test_small_images_take_four_threads_and_large_ones_all_but_one(
 ) -> None:
     file = io.BytesIO()
     Image.new("L", (side, side)).save(file, "PNG")
-    images, inputs = [Input("image", file.getvalue())] * 3 * THREADS, Counting()
+    images, inputs = [Input("image", file.getvalue())] * 3 * THREADS, Counting(most)
     with ThreadPoolExecutor(THREADS) as pool:
         decoder = InputDecoder(
             inputs,  # type: ignore[arg-type]
