@@ -112,6 +112,13 @@ def forward(p: Parameters, inputs: Array) -> tuple[Array, Vjp]:
     return outputs, back
 
 
+def _log_softmax(columns: Array) -> Array:
+    """Give the log-softmax (T, N) of the T largest logits of each row, the largest first."""
+    logs: Array = columns - columns[0]
+    logs -= np.log(np.exp(logs).sum(axis=0))
+    return logs
+
+
 class NetworkMap(Map):
     """A map whose searched parameters are those of a network."""
 
@@ -155,11 +162,8 @@ class NetworkMap(Map):
 
     def reading(self, columns: Array) -> Array:
         """Give the inputs (T, N) for the largest logits of each row less the mean of all."""
-        read = columns
-        if self.parameters["network.normalised"] == LOG_SURPRISAL:
-            logs = columns - columns[0]
-            logs -= np.log(np.exp(logs).sum(axis=0))
-            read = -np.log(1.0 - logs)
+        is_centred = self.parameters["network.normalised"] == CENTRED
+        read = columns if is_centred else -np.log(1.0 - _log_softmax(columns))
         centre, spread = (self.parameters[PREFIX + name][:, None] for name in ("centre", "spread"))
         standard: Array = (read - centre) / spread
         return standard
@@ -169,8 +173,7 @@ class NetworkMap(Map):
         by_read: Array = by_reading / self.parameters["network.spread"][:, None]
         if self.parameters["network.normalised"] == CENTRED:
             return by_read
-        logs = columns - columns[0]
-        logs -= np.log(np.exp(logs).sum(axis=0))
+        logs = _log_softmax(columns)
         by_read = by_read / (1.0 - logs)
         by_columns: Array = by_read - np.exp(logs) * by_read.sum(axis=0)
         return by_columns

@@ -35,7 +35,6 @@ class PerClassFunction(LogitMap):
     steps = True
     has_onnx_form = False
     per_class = 15
-    """Counted as so many parameters of each class."""
 
     def fresh(self) -> dict[str, Any]:
         return {name: np.zeros((self.num_classes, 0)) for name in self.shapes}

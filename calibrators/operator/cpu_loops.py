@@ -375,9 +375,9 @@ def _exactly(  # noqa: PLR0917 - compiled loops take arrays by position
 ) -> int:
     """Call `solve_exactly` with float64 arrays for all that it takes: it is compiled once."""
     marks = side if side.shape[0] else np.empty(row.shape[0], np.int8)
-    wide, found = row.astype(np.float64), np.empty(row.shape[0])
+    logits, found = row.astype(np.float64), np.empty(row.shape[0])
     low, high = _as_row(lower, row).astype(np.float64), _as_row(upper, row).astype(np.float64)
-    outcome = solve_exactly(wide, low, high, inverse, tolerance, found, marks)
+    outcome = solve_exactly(logits, low, high, inverse, tolerance, found, marks)
     for i in range(row.shape[0]):  # numba takes seconds to compile what an assignment of arrays may raise
         answer[i] = found[i]
     return outcome

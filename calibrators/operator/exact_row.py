@@ -213,7 +213,10 @@ def solve_exactly(  # noqa: PLR0917 - compiled loops take arrays by position
     probabilities: Array,
     side: Array,
 ) -> int:
-    """Fill probabilities and side of one row of finite or -inf logits; refuse where the sums rule out 1."""
+    """Fill probabilities and side of one row of finite or -inf logits; refuse where the sums rule out 1.
+
+    Arrays (K,) of float64, and of int8 for the sides.
+    """
     low_over, high_over = _beyond_one(lower), _beyond_one(upper)
     if low_over > tolerance or high_over < -tolerance:
         return REFUSED

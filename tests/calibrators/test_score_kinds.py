@@ -16,7 +16,6 @@ from tests.calibrators.filled_maps import CLASSES, filled
 from tests.calibrators.samples import overconfident
 
 Floats = NDArray[np.float64]
-BOX = {"bound_map.lower": np.array(0.0), "bound_map.upper": np.array(1.0)}
 METHODS = ("vector", "sms", "dpb", "lb", "ets", "ts+pb", "isotonic")
 
 
