@@ -22,6 +22,7 @@ from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
+from boxcal.calibrators.maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.maps.parameters import Array
 from boxcal.calibrators.maps.stack import FLOOR, WEIGHTS, Component, Stack
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse, parse_stored
@@ -103,13 +104,15 @@ def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
 
 def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, part: str) -> LogitMap:
     """Build the logit map; the last of several is second to all before it."""
-    if method.components and not method.adjusted:
-        return _stack(method.components, tensors, num_classes, part)
-    if not method.adjusted and not method.clipped and not method.mixed:
+    if not (method.adjusted or method.tempered or method.clipped or method.mixed):
+        if method.components:
+            return _stack(method.components, tensors, num_classes, part)
         return method.logit_map.restored(tensors, num_classes, part)
     last: type[LogitMap]
     if method.adjusted:
         before, last = method._replace(adjusted=False), ClassPriorAdjustment
+    elif method.tempered:
+        before, last = method._replace(tempered=False), ParameterisedTemperature
     elif method.clipped:
         before, last = method._replace(clipped=False), LogitBounding
     else:
@@ -143,9 +146,11 @@ def _method_and_size(spec: dict[str, Any]) -> tuple[str, int]:
     if spec.get("format") != FORMAT:
         raise ArtifactError(f"not a calibrator: the spec's format is {spec.get('format')!r}, not {FORMAT!r}")
     if spec.get("version") != VERSION:
+        found = spec.get("version")
+        what = "install a later release" if isinstance(found, int) and found > VERSION else "fit it again"
         raise ArtifactError(
-            f"the calibrator has the format version {spec.get('version')!r}; this release reads version"
-            f" {VERSION}, which was new in 0.3.0: fit it again"
+            f"the calibrator has the format version {found!r}; this release reads version {VERSION}, which"
+            f" was new in 0.3.0: {what}"
         )
     num_classes, name = spec.get("num_classes"), spec.get("method")
     if (

@@ -18,7 +18,8 @@ from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.network_box import InstanceDependentBounds
-from boxcal.calibrators.maps.stack import Stack, component_names
+from boxcal.calibrators.maps.parameterised_temperature import ParameterisedTemperature
+from boxcal.calibrators.maps.stack import CLOSING, Stack, component_names
 
 BOUND_MAPS: dict[str, type[BoxMap]] = {
     "pb": ConstantBounds,
@@ -30,6 +31,8 @@ ADDITIONS = ("pb", "pb-mlp", "lb")
 """What every logit map that `combines` is listed with."""
 MIXED = f"{Mixture.name}+"
 """Before the name of a method that reads a `Mixture`."""
+TEMPERED = f"+{ParameterisedTemperature.name}"
+"""After the name of a stack whose log probabilities a network divides."""
 WITH_MIXTURE = ("ts", "vector", "sms", "dirichlet", "polynomial", "quadratic")
 SUFFIXES = ("+em+ts", "+em", "+bias")
 """Follow the name of the method that is adjusted, as in `ts+em`, and say how the adjustment was found."""
@@ -56,6 +59,8 @@ class Method(NamedTuple):
         Whether a class prior adjustment, which no fit makes, follows everything before the box.
     components : tuple of str
         The methods that a stack mixes; empty for any other method.
+    tempered : bool
+        Whether `pts` follows the stack.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Method(NamedTuple):
     adjusted: bool = False
     mixed: bool = False
     components: tuple[str, ...] = ()
+    tempered: bool = False
 
     @property
     def is_per_class(self) -> bool:
@@ -158,7 +164,12 @@ def parse_stored(name: str) -> Method:
             part = parse(component)
             if part.bounds or part.clipped or part.logit_map.reads != "logits":
                 raise UnknownMethodError(f"no stack has the component {component!r:.200}")
-        return Method(name, Stack, adjusted=fitted != name, components=tuple(components))
+        after = fitted.rpartition(CLOSING)[2]
+        if after not in ("", TEMPERED):
+            raise UnknownMethodError(f"no stack is followed by {after!r:.200}")
+        return Method(
+            name, Stack, adjusted=fitted != name, components=tuple(components), tempered=bool(after)
+        )
     first, _, addition = fitted.partition("+")
     one = logit_maps().get(first)
     if one in (None, ClassPriorAdjustment, Mixture) or addition not in ("", *ADDITIONS):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,7 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap, PolynomialScaling
 from boxcal.calibrators.maps.mixture import Mixture
+from boxcal.calibrators.maps.parameterised_temperature import ParameterisedTemperature
 from boxcal.calibrators.maps.parameters import with_products
 from boxcal.calibrators.maps.stack import Component, Stack
 from boxcal.calibrators.method import MIXED, WITH_MIXTURE, catalogue, parse
@@ -83,6 +84,8 @@ ENOUGH_TO_TELL = 500
 """Samples from which on logits stay unchanged where unseen folds show no gain; of fewer, that is chance."""
 WORTH = 1e-4
 """Nats below which a plainer method is as good as the only one that has a weight."""
+LAST, MANY_CLASSES = ParameterisedTemperature.name, 50
+"""What is tried on the answer of a stack, and of how many classes at least: of fewer it gains nothing."""
 FLOOR_SAMPLES = 0.1
 """Spread over all classes beside the samples by a stack, so that none is impossible."""
 TOLERANCE = 1e-5
@@ -246,10 +249,12 @@ class _Folds:
         K = self.data.num_classes
         return ArrayCalibrator(name, Chain(first, logit_map) if first else logit_map, ConstantBounds(K), K)
 
-    def stack(self, components: Sequence[Component], weights: Floats) -> ArrayCalibrator:
-        """Give the calibrator of components, or of the only one where this needs no floor."""
+    def stack(
+        self, components: Sequence[Component], weights: Floats, *, always: bool = False
+    ) -> ArrayCalibrator:
+        """Give the calibrator of components; of the only one, unless `always`, where this needs no floor."""
         name, one = components[0]
-        if _is_stack([component.method for component in components]):
+        if always or _is_stack([component.method for component in components]):
             one = Stack(components, weights / weights.sum(), self.floor)
             name = one.method
         return ArrayCalibrator(name, one, ConstantBounds(one.num_classes), one.num_classes)
@@ -287,6 +292,15 @@ def choose(
         seconds[name] = time.process_time() - spent
     report(0.8, "weighing the methods")
     decision = _decide(data, folds, found)
+    late = [name for name in names if name not in seconds] if found else []
+    if decision.unseen and _read_logits(decision.weights) and data.num_classes >= MANY_CLASSES:
+        if time.process_time() - begun > budget_seconds:
+            late.append(f"{LAST} after the mixture")
+        else:
+            plain = found[IdentityMap.name].losses
+            decision = _with_last(
+                data, decision, plain, seed, lambda: report(0.8, f"cross-validating {LAST}")
+            )
     candidates_tried = [
         {
             "method": name,
@@ -313,13 +327,12 @@ def choose(
         "budget_seconds": budget_seconds,
     }
 
-    late = [name for name in names if name not in seconds] if found else []
     warnings = (_late(late, budget_seconds, len(data)),) if late else ()
 
     def fitting(fraction: float, stage: str) -> None:
         report(0.8 + 0.2 * fraction, stage)
 
-    if _is_stack(list(decision.weights)):
+    if decision.last is not None or _is_stack(list(decision.weights)):
         result = _stacked(data, folds, found, decision, fitting)
         if result is not None:
             choice["chosen"] = result.method
@@ -352,7 +365,9 @@ def _stacked(
     for place, name in enumerate(decision.weights):
         progress(place / len(decision.weights), f"fitting {name}")
         components.append(folds.component(name, found[name]))
-    calibrator = folds.stack(components, np.array(list(decision.weights.values())))
+    weights, last = np.array(list(decision.weights.values())), decision.last
+    calibrator = folds.stack(components, weights, always=last is not None)
+    calibrator = calibrator if last is None else _followed(calibrator, last)
     losses = losses_of(data.scores, data.labels, calibrator.logit_map, calibrator.bound_map)
     nll, uncalibrated = mean_of(losses, data.weights), mean_nll(data)
     progress(1.0, f"fitting {calibrator.method}")
@@ -376,6 +391,10 @@ def _is_stack(names: Sequence[str]) -> bool:
     return len(names) > 1 or (first.is_per_class and first.logit_map.reads == "logits")
 
 
+def _read_logits(names: Iterable[str]) -> bool:
+    return all(parse(name).logit_map.reads == "logits" for name in names)
+
+
 @dataclass(frozen=True)
 class _Decision:
     """What the losses on unseen rows say."""
@@ -387,6 +406,7 @@ class _Decision:
     gain_error: float
     why: str
     unseen: tuple[tuple[Mask, ArrayCalibrator], ...] = ()
+    last: LogitMap | None = None  # Follows the stack
 
 
 def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -> _Decision:
@@ -402,7 +422,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
     if len(found) < 2:
         why = "no other method was compared: the logits stay unchanged"
         return _Decision(plain, {plain: 1.0}, means, 0.0, 0.0, why)
-    stacked = [name for name in found if parse(name).logit_map.reads == "logits"]
+    stacked = [name for name in found if _read_logits([name])]
     others = sorted(found.keys() - stacked, key=means.__getitem__)
     weights = stack_weights(
         folds.floored(np.stack([found[name].losses for name in stacked], axis=1)),
@@ -434,8 +454,7 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
             f"no mixture of {len(found)} methods is clearly better on unseen folds than the unchanged logits:"
             f" NLL {-gain:+.4f} ± {error:.4f}"
         )
-        return _Decision(plain, used, means, gain, error, why)
-    if len(used) == 1:
+    elif len(used) == 1:
         why = (
             f"`{name}` is as good as any mixture of {len(found)} methods: {gain:.4f} ± {error:.4f} nats below"
             " the unchanged logits on unseen folds"
@@ -456,6 +475,45 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
         unseen.append((inside, folds.stack(parts, np.array(list(shares.values())))))
     chosen = next(iter(used)) if len(used) == 1 else "stack"
     return _Decision(chosen, used, means, gain, error, why, tuple(unseen))
+
+
+def _with_last(
+    data: ValidationSet, decision: _Decision, plain: Floats, seed: int, tick: Callable[[], None]
+) -> _Decision:
+    """Let a network divide each row of the answers by a temperature, where unseen folds say that is better.
+
+    A mixture of calibrated probabilities is not calibrated, but less sharp than they are (Ranjan and Gneiting
+    2010), and methods with parameters per class see no row as such. The network is fitted to what the methods
+    of each fold make of rows that they have not seen, and taken where it is better by more than a standard
+    error. One that some folds together speak against is not tried on others.
+    """
+    mixed, before = np.empty(data.scores.shape), np.empty(len(data))
+    for inside, one in decision.unseen:
+        mixed[inside] = one.logit_map(data.scores[inside])
+        before[inside] = map_losses(one.logit_map, data.scores[inside], data.labels[inside])
+    answers, losses, unseen = replace(data, logits=mixed), before.copy(), []
+
+    def fitted(used: ValidationSet) -> LogitMap:
+        tick()
+        return fit_checked(LAST, used, seed=seed, thorough=False).on_arrays.logit_map
+
+    for inside, one in decision.unseen:
+        last, rows = fitted(answers.rows(~inside)), answers.rows(inside)
+        losses[inside] = map_losses(last, rows.scores, rows.labels)
+        gain, error = _mean_and_error(before - losses, data)
+        if gain <= 0.0:
+            return decision
+        unseen.append((inside, _followed(one, last)))
+    if gain <= error:
+        return decision
+    why = f"{decision.why}; `{LAST}` after it lowers the NLL by another {gain:.4f} ± {error:.4f}"
+    gain, error = _mean_and_error(plain - losses, data)
+    return replace(decision, why=why, gain=gain, gain_error=error, unseen=tuple(unseen), last=fitted(answers))
+
+
+def _followed(first: ArrayCalibrator, last: LogitMap) -> ArrayCalibrator:
+    """Give the calibrator of a stack with another map after it."""
+    return replace(first, method=f"{first.method}+{last.name}", logit_map=Chain(first.logit_map, last))
 
 
 def _mean_and_error(values: Floats, data: ValidationSet) -> tuple[float, float]:

@@ -89,7 +89,6 @@ class Stack(LogitMap):
 
 
 def component_names(method: str) -> list[str]:
-    """Give the names in that of a stack; none where it is no stack's."""
-    if not (method.startswith(OPENING) and method.endswith(CLOSING)):
-        return []
-    return method[len(OPENING) : -len(CLOSING)].split(BETWEEN)
+    """Give the names in that of a stack, whatever follows it; none where it is no stack's."""
+    inner, closing, _ = method.removeprefix(OPENING).partition(CLOSING)
+    return inner.split(BETWEEN) if closing and method.startswith(OPENING) else []

@@ -37,6 +37,7 @@ def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | Non
         (with_spec({"format": "other"}), "format is 'other'"),
         (with_spec({"version": 7}), "format version 7; this release reads version 2"),
         (with_spec({"version": 1}), "format version 1; .* new in 0.3.0: fit it again"),
+        (with_spec({"version": 3}), "format version 3; .* new in 0.3.0: install a later release"),
         (with_spec({"method": "os.system"}), "no method 'os.system'"),
         (with_spec({"method": 3}), "method is 3"),
         (with_spec({"num_classes": 1}), "num_classes is 1"),

@@ -1,7 +1,9 @@
 """Stacks: weights beside independent optima, the formula, the stored form, and what `auto` makes of them."""
 
 import json
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,10 @@ from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.errors import ArtifactError
 from boxcal.calibrators.evaluation import crossfit
 from boxcal.calibrators.evaluation.report import report_on
-from boxcal.calibrators.fitting import FitResult
+from boxcal.calibrators.fitting import FitResult, selection
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.fitting.penalty_search import StrengthPath, strongest_of_equals
-from boxcal.calibrators.fitting.selection import mixing_weights, stack_weights
+from boxcal.calibrators.fitting.selection import candidates, mixing_weights, stack_weights
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.identity import IdentityMap
@@ -243,6 +245,14 @@ def test_names_that_are_no_stack(name: str) -> None:
         ArrayCalibrator.from_bytes(data)
 
 
+@pytest.mark.parametrize("after", ["+lb", "+ts", "+pts+pts", "pts"])
+def test_what_may_follow_a_stack(after: str) -> None:
+    data = calibrator().to_bytes()
+    name = f"stack(ts,ts){after}".ljust(26)
+    with pytest.raises(ArtifactError, match=f"no stack is followed by '{after[:4]}".replace("+", r"\+")):
+        ArrayCalibrator.from_bytes(data.replace(b"stack(uncalibrated,mix+ts)", name.encode()))
+
+
 @pytest.fixture(scope="module")
 def mixed() -> FitResult:
     return fit("auto", *two_temperatures())
@@ -268,6 +278,77 @@ def test_methods_with_parameters_per_class_have_a_floor() -> None:
     assert result.on_arrays.spec["parameters"]["floor"] == pytest.approx(0.1 / 1001)
     p = result.on_arrays(np.array([[900.0, 0.0, -900.0]]))
     assert 0.1 / 1001 / 3 <= p.min() < 1e-3
+
+
+def close_and_clear(rows: int, num_classes: int, seed: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """Give logits, labels and the logits of the truth.
+
+    Logits are right where the two largest are close, and three times too large in all other rows.
+    """
+    rng = np.random.default_rng(seed)
+    logits = 3.0 * rng.normal(size=(rows, num_classes))
+    ordered = np.sort(logits, axis=1)
+    true = logits / np.where(ordered[:, -1] - ordered[:, -2] > 1.0, 3.0, 1.0)[:, None]
+    return logits, (true + rng.gumbel(size=true.shape)).argmax(axis=1), true
+
+
+def nll_of(logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
+    return float((np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
+
+
+@pytest.fixture(scope="module")
+def tempered() -> FitResult:
+    return fit("auto", *close_and_clear(1000, 50, seed=3)[:2])
+
+
+@pytest.mark.filterwarnings("ignore:unrelated_labels")
+def test_a_network_follows_where_rows_need_temperatures_of_their_own(
+    tempered: FitResult, tmp_path: Path
+) -> None:
+    """The best temperature of all rows is .2 nats above the truth; the network comes within .05."""
+    logits, labels, true = close_and_clear(20_000, 50, seed=4)
+    best = min(nll_of(logits / one, labels) for one in np.linspace(1.0, 3.0, 21))
+    assert best > nll_of(true, labels) + 0.17
+    assert nll_of(np.log(tempered.on_arrays(logits)), labels) < nll_of(true, labels) + 0.05
+    assert tempered.method.endswith("+pts")
+    assert tempered.choice["chosen"] == tempered.method
+    assert "`pts` after it lowers the NLL by another 0." in tempered.choice["why"]
+    stored = tempered.on_arrays.to_bytes()
+    again = ArrayCalibrator.from_bytes(stored)
+    assert again.to_bytes() == stored
+    assert np.array_equal(again(logits[:50]), tempered.on_arrays(logits[:50]))
+    Calibrator.from_bytes(stored).to_onnx(tmp_path / "stack.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "stack.onnx", providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"logits": logits[:50].astype(np.float32)})
+    np.testing.assert_allclose(answer, again(logits[:50].astype(np.float32)), rtol=0, atol=1e-6)
+    adjusted = ArrayCalibrator.from_bytes(again.adjusted(np.zeros(50)).to_bytes())
+    assert adjusted.method == f"{tempered.method}+em"
+    np.testing.assert_allclose(adjusted(logits[:50]), again(logits[:50]), rtol=0, atol=1e-14)
+
+
+def test_the_network_is_judged_by_rows_that_it_has_not_seen(tempered: FitResult) -> None:
+    data = check_validation_set(*close_and_clear(1000, 50, seed=3)[:2])
+    assert all(one.method.endswith("+pts") for _, one in tempered.unseen)
+    report = report_on(tempered.method, data, unseen=tempered.unseen)
+    assert report.is_better
+    assert report.difference["nll"].value == pytest.approx(-tempered.choice["gain"], abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:unrelated_labels")
+def test_no_network_follows_fewer_classes_or_without_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that shows one second more at each look: the last candidate begins after 2 M - 1."""
+    fewer = fit("auto", *close_and_clear(1000, 49, seed=3)[:2])
+    assert not fewer.method.endswith("pts")
+    data = check_validation_set(*close_and_clear(1000, 50, seed=3)[:2])
+    monkeypatch.setattr(selection, "time", SimpleNamespace(process_time=count().__next__))
+    late = fit_data("auto", data, budget_seconds=2 * len(candidates(data)))
+    assert not late.method.endswith("pts")
+    assert "was used up before pts after the mixture;" in late.warnings[0].message
+
+
+def test_no_network_follows_logits_that_are_right() -> None:
+    result = fit("auto", *drawn(1000, 50, temperature=1.0))
+    assert not result.method.endswith("pts")
 
 
 def test_a_report_of_auto_fits_nothing_again(mixed: FitResult, monkeypatch: pytest.MonkeyPatch) -> None:
