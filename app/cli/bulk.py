@@ -125,6 +125,7 @@ class RowFile:
             self._numbers = () if self._columns.is_list else self._columns.names
             if declared.scores is None and self._columns.kind == LOGITS:
                 self._check_kind()
+        self._kept = [name for name in names if name not in {*self._names, label, *COLUMNS}]
 
     def _check_kind(self) -> None:
         """Refuse columns of logits that look like something else, by the first rows."""
@@ -134,16 +135,17 @@ class RowFile:
                 look = ScoreLook.of([rows[np.isfinite(rows).all(axis=1)]])
                 check_kind(look, is_single=self._columns.is_single)
 
-    def parts(self, size: int) -> Iterator[tuple[int, Callable[[], Any]]]:
-        """Yield the number of rows of each part, and a function that returns its rows.
-
-        A part has at most `size` rows; of CSV it has those of a block.
-        """
+    def tasks(self, size: int, scores: Callable[[Any], Scores]) -> Iterator[Task]:
+        """Yield tasks of at most `size` rows, of CSV those of a block, which keep the columns not read."""
         first = 0
         with readable(self._kind):
-            for batch in self._table.batches(self._names, self._numbers, size):
-                yield len(batch), partial(self._read, batch, first)
+            for batch in self._table.batches([*self._names, *self._kept], self._numbers, size):
+                kept = {name: batch.column(name) for name in self._kept}
+                yield Task(len(batch), partial(self._scores, scores, batch, first), kept)
                 first += len(batch)
+
+    def _scores(self, scores: Callable[[Any], Scores], batch: Any, first: int) -> Scores:
+        return scores(self._read(batch, first))
 
     def _read(self, batch: Any, first: int) -> Samples | Scores:
         if self.has_samples and self._samples:
@@ -241,12 +243,7 @@ def source_of(path: Path, loaded: Loaded, declared: Declared, run: Run) -> Sourc
 
 
 def _rows(file: RowFile, size: int, scores: Callable[[Any], Scores], digest: str) -> Source:
-    tasks = (Task(count, partial(_read_then, read, scores)) for count, read in file.parts(size))
-    return Source(file.rows, size, 4, tasks, digest)
-
-
-def _read_then(read: Callable[[], Any], scores: Callable[[Any], Scores]) -> Scores:
-    return scores(read())
+    return Source(file.rows, size, 4, file.tasks(size, scores), digest)
 
 
 def _unchanged(scores: Scores) -> Scores:
@@ -306,6 +303,8 @@ AHEAD = 2
 UNFINISHED = "output.unfinished"
 REPEATED = ["label", "index"]
 """Columns with few different values."""
+COLUMNS = (*REPEATED, "probability", "probabilities")
+"""What a row of the output has after the columns that it has from the source."""
 
 
 def run(
@@ -402,15 +401,8 @@ class _Answers:
         ties = probabilities == largest[:, None]
         index = pa.array(np.where(ties, calibrated.logits, -np.inf).argmax(axis=1).astype(np.int64))
         lists = pa.FixedSizeListArray.from_arrays(pa.array(probabilities.ravel()), probabilities.shape[1])
-        return pa.table(
-            {
-                **task.others,
-                "label": self._labels.take(index),
-                "index": index,
-                "probability": largest,
-                "probabilities": lists,
-            }
-        )
+        answers = dict(zip(COLUMNS, (self._labels.take(index), index, largest, lists), strict=True))
+        return pa.table({**task.others, **answers})
 
 
 def _write(folder: Path, source: Source, results: Iterator[Result], advance: Advance) -> int:
@@ -445,7 +437,7 @@ def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
     """Write a part, or read the one that an earlier run has written."""
     if not tables:
         return ipc.open_file(pa.memory_map(str(path))).read_all()
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables(tables).unify_dictionaries()
     unfinished = path.with_suffix(".unfinished")
     with pa.OSFile(str(unfinished), "wb") as file, ipc.new_file(file, table.schema) as out:
         out.write_table(table)

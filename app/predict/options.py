@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from boxcal.app.http.problems import InvalidBounds, InvalidParameter, describe_validation
 from boxcal.app.tables.labels import integer_of, names_are_integers
-from boxcal.calibrators.errors import hint
+from boxcal.calibrators.errors import hint, nearest
 from boxcal.calibrators.operator.constants import sum_tolerance
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
@@ -124,8 +124,9 @@ def from_query(query: Mapping[str, str]) -> Options:
                 raise InvalidParameter(f"Give the {name} bounds once, in `bounds` or as `{name}`.")
             bounds[name] = parse(name, text)
         else:
-            known = ", ".join(("options", "bounds", *SIDES, *FLAT))
-            raise InvalidParameter(f"There is no option {name!r:.100}; the query string takes {known}.")
+            known = ("options", "bounds", *SIDES, *FLAT)
+            takes = f"the query string takes {', '.join(known)}."
+            raise InvalidParameter(f"There is no option {name!r:.100}{hint(name, known, takes)}")
     return _checked(document, strict=False)
 
 
@@ -171,6 +172,8 @@ def _refuse_unknown(document: Any, known: Sequence[str], name: str) -> None:
         return
     if name == "options" and unknown in SIDES:
         raise InvalidParameter(f"options.{unknown} belongs in `options.bounds`.")
+    if name == "options" and (side := nearest(str(unknown), SIDES)):
+        raise InvalidParameter(f"There is no option {unknown!r:.100}; did you mean options.bounds.{side}?")
     may_have = f"it may have {', '.join(known)}."
     raise InvalidParameter(f"{name} has a member {unknown!r:.100}{hint(str(unknown), known, may_have)}")
 

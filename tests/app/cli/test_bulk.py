@@ -17,6 +17,7 @@ from scipy.special import softmax
 
 from boxcal.app.cli import bulk
 from boxcal.app.cli.output import UsageError
+from boxcal.app.tables.labels import Declared
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import load_digits_split
@@ -74,6 +75,48 @@ def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> Non
     np.testing.assert_allclose(outputs[0], shares, atol=1e-12)
     np.testing.assert_allclose(outputs[1], shares, atol=1e-12)
     np.testing.assert_array_equal(outputs[1], outputs[2])
+
+
+def test_other_columns_are_kept(tmp_path: Path) -> None:
+    """Of every type; of CSV as they are written. Not the true label, nor what the output has itself."""
+    ids = [f"{n:03d}" for n in range(50)]
+    sites = [pa.array(["rome", "oslo"] * 10), pa.array(["oslo", "bern", "rome"] * 10)]
+    columns = {
+        "id": ids,
+        "logits": list(LOGITS),
+        "label": [9] * 50,
+        "index": [8] * 50,
+        "site": pa.chunked_array([one.dictionary_encode() for one in sites]),
+        "amounts": [[n, n + 0.5] for n in range(50)],
+    }
+    table, out = pa.table(columns), tmp_path / "out.parquet"
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=20)
+    with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in ("in.parquet", "in.arrow"):
+        bulk.run(tmp_path / name, out, lower=None, upper=None, calibrator=None)
+        found = pq.read_table(out)
+        assert found.column_names == [
+            "id",
+            "site",
+            "amounts",
+            "label",
+            "index",
+            "probability",
+            "probabilities",
+        ]
+        assert found["index"].to_pylist() == LOGITS.argmax(axis=1).tolist()
+        assert found.select(["id", "site", "amounts"]).to_pydict() == {
+            name: table[name].to_pylist() for name in ("id", "site", "amounts")
+        }
+    rows = pa.table({"id": ids, "no": range(50)} | {str(k): LOGITS[:, k] for k in range(3)})
+    pacsv.write_csv(rows, tmp_path / "in.csv")
+    declared = Declared(ignore=("id", "no"))
+    bulk.run(tmp_path / "in.csv", out, lower=None, upper=None, calibrator=None, declared=declared)
+    found = pq.read_table(out)
+    assert found["id"].to_pylist() == ids
+    assert found["no"].to_pylist() == [str(n) for n in range(50)]
+    assert found["index"].to_pylist() == LOGITS.argmax(axis=1).tolist()
 
 
 SHARES = softmax(LOGITS, axis=1)

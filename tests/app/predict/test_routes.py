@@ -145,6 +145,7 @@ def test_a_version_is_used_where_it_is_named(http: httpx.Client) -> None:
         ({"top_k": "5"}, "options.top_k"),
         ({"top_k": 2.5}, "options.top_k"),
         ({"topk": 5}, "options has a member 'topk'; did you mean 'top_k'? It may have bounds, top_k, "),
+        ({"uper": 0.5}, "There is no option 'uper'; did you mean options.bounds.upper?"),
         ({"calibrator": -1}, 'options.calibrator: should be "active" or the number of a version, got -1'),
         ({"calibrator": "best"}, "got 'best'"),
         ({"timeout_ms": 0}, "options.timeout_ms"),
@@ -163,6 +164,10 @@ def test_options_that_are_wrong_are_named(http: httpx.Client, options: Any, word
     [
         ("top_k=0", "options.top_k"),
         ("top=5", "no option 'top'"),
+        (
+            "uper=0.5",
+            "no option 'uper'; did you mean 'upper'? The query string takes options, bounds, lower, ",
+        ),
         ("upper=half", "upper is not JSON"),
         ('bounds={"upper":0.5}&upper=0.4', "the upper bounds once"),
         ("bounds=3&upper=0.4", "the upper bounds once"),
