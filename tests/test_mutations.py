@@ -85,9 +85,11 @@ MUTATIONS = [
     Mutation(VERDICT, "(nll.high < 0 and", "(nll.low < 0 and"),
     Mutation(VERDICT, "nll.value < -TOLERANCE", "nll.value < 0"),
     Mutation(VERDICT, "self.differences[name].low > 0 and", "self.differences[name].high > 0 and"),
-    Mutation(VERDICT, "self._is_lower and not self._higher", "self._is_lower"),
-    Mutation(VERDICT, '"brier": 1 - (1 - LEVEL) / 2', '"brier": LEVEL'),
-    Mutation(VERDICT, '"smooth_ece": 1 - (1 - LEVEL) / 2', '"smooth_ece": LEVEL'),
+    Mutation(VERDICT, "self._is_calibrated) and not self._higher", "self._is_calibrated)"),
+    Mutation(VERDICT, "error.high < 0 and", "error.low < 0 and"),
+    Mutation(VERDICT, "all(one.value <= 0 for one in losses)", "any(one.value <= 0 for one in losses)"),
+    Mutation(VERDICT, '"brier": 1 - (1 - LEVEL) / 3', '"brier": LEVEL'),
+    Mutation(VERDICT, '"smooth_ece": 1 - (1 - LEVEL) / 3', '"smooth_ece": LEVEL'),
     Mutation(RUNNER, "    if active_version != compared_with:", "    if False:", GATE),
     Mutation(RUNNER, "    if serious:", "    if False:", GATE),
     Mutation(RUNNER, "return Decision(is_better, f", "return Decision(True, f", GATE),
@@ -234,6 +236,10 @@ MUTATIONS = [
     Mutation(
         SELECTION, "np.where(fold_of == fold, 0.0, counts)", "np.where(fold_of < -fold, 0.0, counts)", STACKS
     ),
+    Mutation(
+        SELECTION, "unseen.append((inside, _followed(one, last)))", "unseen.append((inside, one))", STACKS
+    ),
+    Mutation(SELECTION, "fitted(answers.rows(~inside))", "fitted(answers)", STACKS),
     Mutation(SELECTION, "len(kept) <= most and", "len(kept) <= 8 and", STACKS),
     Mutation(SELECTION, "found[least] >= LEAST_SHARE", "found[least] >= 0.0", STACKS),
     Mutation(SELECTION, "+ prior / w - total", "- total", STACKS),

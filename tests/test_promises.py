@@ -52,6 +52,13 @@ OPEN = Estimate(0.0, -0.1, 0.1)
         ({"smooth_ece": Estimate(0.1, 1e-9, 0.2)}, False),
         ({"smooth_ece": Estimate(1e-5, 5e-6, 2e-5)}, True),
         ({"smooth_ece": Estimate(1.1e-5, 5e-6, 2e-5)}, False),
+        ({"nll": OPEN, "smooth_ece": LOWER}, True),
+        ({"nll": Estimate(1e-9, -0.1, 0.1), "smooth_ece": LOWER}, False),
+        ({"nll": OPEN, "smooth_ece": LOWER, "brier": Estimate(1e-9, -0.1, 0.1)}, False),
+        ({"nll": OPEN, "smooth_ece": Estimate(-0.1, -0.2, 0.0)}, False),
+        ({"nll": OPEN, "smooth_ece": Estimate(-1e-5, -2e-5, -5e-6)}, False),
+        ({"nll": Estimate(math.nan, math.nan, math.nan), "smooth_ece": LOWER}, False),
+        ({"nll": OPEN, "brier": LOWER}, False),
     ],
 )
 def test_the_gate_compares_ends_of_intervals(changes: dict[str, Estimate], is_better: bool) -> None:
@@ -59,8 +66,16 @@ def test_the_gate_compares_ends_of_intervals(changes: dict[str, Estimate], is_be
     assert Verdict("ts", differences).is_better is is_better
 
 
-def test_the_three_bounds_of_the_gate_hold_together_with_95_percent() -> None:
-    assert pytest.approx(verdict.LEVELS) == {"nll": 0.95, "brier": 0.975, "smooth_ece": 0.975}
+def test_the_four_bounds_of_the_gate_hold_together_with_95_percent() -> None:
+    assert pytest.approx(verdict.LEVELS) == {"nll": 0.95, "brier": 0.98333333, "smooth_ece": 0.98333333}
+
+
+def test_the_gate_says_that_calibration_is_what_is_better() -> None:
+    reason = Verdict("ts", {"nll": OPEN, "brier": OPEN, "smooth_ece": LOWER}).reason
+    assert reason == (
+        "on unseen folds smooth ECE (-0.1, interval [-0.2, -0.05]) is significantly lower than with `ts`, "
+        "and neither NLL (+0, interval [-0.1, +0.1]) nor Brier score (+0, interval [-0.1, +0.1]) is higher"
+    )
 
 
 def test_networks_must_be_better_than_constant_answers_by_one_standard_error() -> None:

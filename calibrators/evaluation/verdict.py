@@ -11,12 +11,13 @@ from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate
 
 TOLERANCE = 1e-5
 """A smaller difference, in nats or in the unit of the score, is never significant."""
+LOSSES = ("nll", "brier")
 NAMES = {"nll": "NLL", "brier": "Brier score", "smooth_ece": "smooth ECE"}
-LEVELS = {"nll": LEVEL, "brier": 1 - (1 - LEVEL) / 2, "smooth_ece": 1 - (1 - LEVEL) / 2}
-"""Levels of the intervals. The verdict uses one end of each: the upper end for NLL, else the lower end.
+LEVELS = {"nll": LEVEL, "brier": 1 - (1 - LEVEL) / 3, "smooth_ece": 1 - (1 - LEVEL) / 3}
+"""Levels of the intervals; the upper end counts for NLL, the lower for Brier score, both for smooth ECE.
 
-The probabilities of errors, 2.5, 1.25 and 1.25 %, sum to 5 %: the three bounds hold together with probability
-`LEVEL` (Bonferroni).
+The probabilities of errors, 2.5 % and three times 0.83 %, sum to 5 %: the four bounds hold together with
+probability `LEVEL` (Bonferroni).
 """
 
 
@@ -30,14 +31,24 @@ class Verdict:
 
     @property
     def is_better(self) -> bool:
-        """Whether NLL is significantly lower and neither Brier score nor smooth ECE significantly higher."""
-        return self._is_lower and not self._higher
+        """Whether NLL is significantly lower, or smooth ECE is and no loss higher; nothing clearly higher.
+
+        One or two of a few dozen samples decide about the NLL, and its interval is wide; smooth ECE is
+        bounded.
+        """
+        return (self._is_lower or self._is_calibrated) and not self._higher
 
     @property
     def _is_lower(self) -> bool:
         """Whether NLL is significantly lower, or infinite for the active calibrator only."""
         nll = self.differences["nll"]
         return bool(nll.value == -math.inf or (nll.high < 0 and nll.value < -TOLERANCE))
+
+    @property
+    def _is_calibrated(self) -> bool:
+        """Whether smooth ECE is significantly lower, and both losses on the samples are no higher."""
+        error, losses = self.differences["smooth_ece"], (self.differences[name] for name in LOSSES)
+        return error.high < 0 and error.value < -TOLERANCE and all(one.value <= 0 for one in losses)
 
     @property
     def _higher(self) -> list[str]:
@@ -51,11 +62,13 @@ class Verdict:
     @property
     def reason(self) -> str:
         """The verdict as a sentence without its full stop."""
+        than = f"significantly lower than with `{self.active}`"
+        if not self._is_lower and self._is_calibrated:
+            losses = " nor ".join(self._shown(name) for name in LOSSES)
+            return f"on unseen folds {self._shown('smooth_ece')} is {than}, and neither {losses} is higher"
         if not self._is_lower:
-            return (
-                f"on unseen folds {self._shown('nll')} is not significantly lower than with `{self.active}`"
-            )
-        lower = f"on unseen folds {self._shown('nll')} is significantly lower than with `{self.active}`"
+            return f"on unseen folds {self._shown('nll')} is not {than}"
+        lower = f"on unseen folds {self._shown('nll')} is {than}"
         if self._higher:
             higher = " and ".join(self._shown(name) for name in self._higher)
             return f"{lower}, but {higher} significantly higher"
@@ -92,6 +105,11 @@ def sentence(report: Mapping[str, Any]) -> str:
         sign, said = -1, "NLL is no longer infinite"
     elif raw["low"] == raw["high"] == 0:
         sign, said = 0, "NLL does not change"
+    elif _sign(found["nll"]) == 0 and _is_calibrated(found):
+        sign, said = (
+            -1,
+            f"{_change('smooth_ece', found['smooth_ece'])}, and neither NLL nor Brier score rises",
+        )
     else:
         sign, said = _sign(found["nll"]), _change("nll", found["nll"])
     if higher:
@@ -106,6 +124,12 @@ def sentence(report: Mapping[str, Any]) -> str:
     else:
         lead = "Use it"
     return f"{lead}: {said}{other}."
+
+
+def _is_calibrated(found: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Decide as `Verdict` does, from the documents of the differences."""
+    values = [found[name]["value"] for name in LOSSES]
+    return _sign(found["smooth_ece"]) < 0 and all(value is not None and value <= 0 for value in values)
 
 
 def _sign(change: Mapping[str, Any]) -> int:

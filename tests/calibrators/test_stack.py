@@ -328,7 +328,9 @@ def test_a_network_follows_where_rows_need_temperatures_of_their_own(
 
 def test_the_network_is_judged_by_rows_that_it_has_not_seen(tempered: FitResult) -> None:
     data = check_validation_set(*close_and_clear(1000, 50, seed=3)[:2])
-    assert all(one.method.endswith("+pts") for _, one in tempered.unseen)
+    maps = [tempered.on_arrays.logit_map, *(one.logit_map for _, one in tempered.unseen)]
+    networks = {one.second.parameters["network.bias_3"].item() for one in maps if isinstance(one, Chain)}
+    assert len(networks) == 1 + FOLDS
     report = report_on(tempered.method, data, unseen=tempered.unseen)
     assert report.is_better
     assert report.difference["nll"].value == pytest.approx(-tempered.choice["gain"], abs=1e-4)

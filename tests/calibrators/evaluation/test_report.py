@@ -167,6 +167,7 @@ SERIOUS = [{"severity": "serious", "message": "labels are shifted by one"}]
 def document(
     nll: tuple[float | None, ...],
     brier: tuple[float | None, ...] = OPEN,
+    smooth: tuple[float | None, ...] = OPEN,
     *,
     before: float | None = 0.354,
     after: float | None = 0.2559,
@@ -175,7 +176,7 @@ def document(
     names = ("value", "low", "high")
     metrics = {
         name: {"difference": dict(zip(names, one, strict=True))}
-        for name, one in {"nll": nll, "brier": brier, "smooth_ece": OPEN}.items()
+        for name, one in {"nll": nll, "brier": brier, "smooth_ece": smooth}.items()
     }
     metrics["nll"] |= {"before": {"value": before}, "after": {"value": after}}
     return {"metrics": metrics, "warnings": warnings or []}
@@ -193,6 +194,14 @@ def document(
             document(FALLS, (0.012, 0.01, 0.014)),
         ),
         ("No clear gain: NLL is not clearly different (-0.053 to +0.011).", document(OPEN)),
+        (
+            "Use it: smooth ECE falls by 0.098 (0.053 to 0.160), and neither NLL nor Brier score rises.",
+            document(OPEN, OPEN, FALLS),
+        ),
+        (
+            "No clear gain: NLL is not clearly different (-0.053 to +0.011).",
+            document(OPEN, (0.001, -0.2, 0.2), FALLS),
+        ),
         ("No clear gain: NLL does not change.", document(SAME)),
         ("Use it: NLL is no longer infinite.", document(INFINITE, before=None)),
         ("Do not use it: NLL is infinite: a true class has probability 0.", document(INFINITE, after=None)),
