@@ -103,13 +103,11 @@ def sentence(report: Mapping[str, Any]) -> str:
         sign, said = (0 if before["value"] is None else 1), "NLL is infinite: a true class has probability 0"
     elif before["value"] is None:
         sign, said = -1, "NLL is no longer infinite"
-    elif raw["low"] == raw["high"] == 0:
+    elif max(abs(raw["low"]), abs(raw["high"])) <= TOLERANCE:
         sign, said = 0, "NLL does not change"
     elif _sign(found["nll"]) == 0 and _is_calibrated(found):
-        sign, said = (
-            -1,
-            f"{_change('smooth_ece', found['smooth_ece'])}, and neither NLL nor Brier score rises",
-        )
+        said = _change("smooth_ece", found["smooth_ece"]) + ", and neither NLL nor Brier score rises"
+        sign = -1
     else:
         sign, said = _sign(found["nll"]), _change("nll", found["nll"])
     if higher:

@@ -340,9 +340,10 @@ def choose(
         choice |= {"chosen": IdentityMap.name, "why": f"{decision.why}; but all samples together say no"}
         for row in candidates_tried:
             row["weight"] = float(row["method"] == IdentityMap.name)
-        decision = replace(decision, chosen=IdentityMap.name, unseen=())
+        decision = replace(decision, chosen=IdentityMap.name)
     result = fit_checked(decision.chosen, data, seed=seed, progress=fitting)
-    return replace(result, choice=choice, unseen=decision.unseen, warnings=warnings)
+    unseen = () if decision.chosen == IdentityMap.name else decision.unseen
+    return replace(result, choice=choice, unseen=unseen, warnings=warnings)
 
 
 def _late(names: Sequence[str], budget_seconds: float, samples: int) -> DataWarning:
@@ -468,9 +469,8 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
     unseen = []
     for fold, inside in enumerate(folds.masks):
         own = dict(zip(stacked, weights.by_fold[fold].tolist(), strict=True))
-        shares = (
-            used if used.keys() & set(others) else {name: share for name, share in own.items() if share > 0}
-        )
+        is_same = used.keys() == {plain} or used.keys() & set(others)
+        shares = used if is_same else {name: share for name, share in own.items() if share > 0}
         parts = [Component(name, found[name].folds[fold].logit_map) for name in shares]
         unseen.append((inside, folds.stack(parts, np.array(list(shares.values())))))
     chosen = next(iter(used)) if len(used) == 1 else "stack"

@@ -19,6 +19,7 @@ from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.errors import ArtifactError
 from boxcal.calibrators.evaluation import crossfit
 from boxcal.calibrators.evaluation.report import report_on
+from boxcal.calibrators.evaluation.verdict import sentence
 from boxcal.calibrators.fitting import FitResult, selection
 from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.fitting.penalty_search import StrengthPath, strongest_of_equals
@@ -348,9 +349,14 @@ def test_no_network_follows_fewer_classes_or_without_time_for_it(monkeypatch: py
     assert "was used up before pts after the mixture;" in late.warnings[0].message
 
 
-def test_no_network_follows_logits_that_are_right() -> None:
-    result = fit("auto", *drawn(1000, 50, temperature=1.0))
-    assert not result.method.endswith("pts")
+@pytest.mark.parametrize(("num_classes", "seed"), [(3, 0), (50, 1)])
+def test_logits_that_are_right_stay_and_are_reported_unchanged(num_classes: int, seed: int) -> None:
+    data = check_validation_set(*drawn(1000, num_classes, temperature=1.0, seed=seed))
+    result = fit_data("auto", data)
+    assert result.method == "uncalibrated"
+    report = report_on(result.method, data, unseen=result.unseen)
+    assert report.changed_labels == 0
+    assert sentence(report.to_dict()) == "No clear gain: NLL does not change."
 
 
 def test_a_report_of_auto_fits_nothing_again(mixed: FitResult, monkeypatch: pytest.MonkeyPatch) -> None:
