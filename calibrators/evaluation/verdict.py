@@ -46,9 +46,7 @@ class Verdict:
 
     @property
     def _is_calibrated(self) -> bool:
-        """Whether smooth ECE is significantly lower, and both losses on the samples are no higher."""
-        error, losses = self.differences["smooth_ece"], (self.differences[name] for name in LOSSES)
-        return error.high < 0 and error.value < -TOLERANCE and all(one.value <= 0 for one in losses)
+        return _is_calibrated({name: one.to_dict() for name, one in self.differences.items()})
 
     @property
     def _higher(self) -> list[str]:
@@ -125,7 +123,7 @@ def sentence(report: Mapping[str, Any]) -> str:
 
 
 def _is_calibrated(found: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Decide as `Verdict` does, from the documents of the differences."""
+    """Whether smooth ECE is significantly lower, and both losses on the samples are no higher."""
     values = [found[name]["value"] for name in LOSSES]
     return _sign(found["smooth_ece"]) < 0 and all(value is not None and value <= 0 for value in values)
 

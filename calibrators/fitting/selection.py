@@ -487,10 +487,10 @@ def _with_last(
     of each fold make of rows that they have not seen, and taken where it is better by more than a standard
     error. One that some folds together speak against is not tried on others.
     """
-    mixed, before = np.empty(data.scores.shape), np.empty(len(data))
+    mixed = np.empty(data.scores.shape)
     for inside, one in decision.unseen:
         mixed[inside] = one.logit_map(data.scores[inside])
-        before[inside] = map_losses(one.logit_map, data.scores[inside], data.labels[inside])
+    before = map_losses(IdentityMap(data.num_classes), mixed, data.labels)
     answers, losses, unseen = replace(data, logits=mixed), before.copy(), []
 
     def fitted(used: ValidationSet) -> LogitMap:
