@@ -5,6 +5,7 @@ Importing this package costs nothing; each command imports what it needs when it
 
 # ruff: noqa: PLC0415 - see there
 
+import gc
 import sys
 
 
@@ -15,6 +16,7 @@ def main() -> None:
 
         hold_hangup()
         set_up_allocator()  # starts the process anew, so before anything that takes long to import
+        gc.disable()  # as `prepare` does, for these imports too
     from boxcal.app.cli.commands import main as run
 
     run()

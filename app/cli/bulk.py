@@ -345,7 +345,7 @@ def run(
         raise UsageError(f"{source} has no images or rows")
     (folder / UNFINISHED).replace(output)
     shutil.rmtree(folder)
-    messages.print(f"saved {output}", soft_wrap=True, markup=False)
+    messages().print(f"saved {output}", soft_wrap=True, markup=False)
     return count
 
 

@@ -7,6 +7,7 @@ of their functions need such packages; and so are commands of a few lines.
 
 # ruff: noqa: PLC0415 - see above
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -154,12 +155,12 @@ def export(
         from boxcal.calibrators.mlflow_model import to_mlflow
 
         to_mlflow(calibrator, mlflow)
-        messages.print(f"saved {escape(str(mlflow))}", soft_wrap=True)
+        messages().print(f"saved {escape(str(mlflow))}", soft_wrap=True)
     if onnx is not None:
         from boxcal.calibrators.calibrator import Calibrator
 
         Calibrator.on_tensors(calibrator).to_onnx(onnx)
-        messages.print(f"saved {escape(str(onnx))}", soft_wrap=True)
+        messages().print(f"saved {escape(str(onnx))}", soft_wrap=True)
 
 
 @cli.command()
@@ -178,6 +179,7 @@ def serve(ctx: typer.Context, *, config: options.Config = None) -> None:
     settings = read_settings(config, **ctx.obj)
     check_start(settings)
     if settings.workers > 1:
+        gc.enable()
         from boxcal.app.workers.supervisor import supervise
 
         supervise(settings)
@@ -207,7 +209,7 @@ def migrate(*, config: options.Config = None) -> None:
     """Update the tables of the registry that BOXCAL_DATABASE_URL or BOXCAL_DATA_DIR selects."""
     from boxcal.app.registry.maintenance import migrate as run
 
-    screen.print(f"The registry has the tables of revision {run(read_settings(config).registry_url)}.")
+    screen().print(f"The registry has the tables of revision {run(read_settings(config).registry_url)}.")
 
 
 @cli.command()
@@ -227,7 +229,7 @@ def prune(
     if as_json:
         write_json({"pruned": pruned})
     else:
-        screen.print(f"Pruned {len(pruned)} calibrators: {', '.join(map(str, pruned)) or 'none'}.")
+        screen().print(f"Pruned {len(pruned)} calibrators: {', '.join(map(str, pruned)) or 'none'}.")
 
 
 cli.add_typer(keys, name="keys")

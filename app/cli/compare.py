@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
@@ -23,6 +22,8 @@ from boxcal.app.cli.output import (
 from boxcal.app.cli.validation import read_checked
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from boxcal.calibrators.evaluation.comparison import MethodComparison
 
 WIDEST = 1000
@@ -81,7 +82,7 @@ def compare(
     for path, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
         if path is not None:
             path.write_text(write(comparison))
-            messages.print(f"saved {escape(str(path))}", soft_wrap=True)
+            messages().print(f"saved {escape(str(path))}", soft_wrap=True)
     if as_json:
         write_json(comparison.to_dict())
     else:
@@ -96,17 +97,17 @@ def _show(comparison: MethodComparison) -> None:
         if comparison.test_samples
         else f"cross-fitted in {comparison.folds} folds"
     )
-    screen.print(f"[bold]{escape(_verdict(comparison))}[/]", soft_wrap=True)
-    screen.print(
+    screen().print(f"[bold]{escape(_verdict(comparison))}[/]", soft_wrap=True)
+    screen().print(
         f"{comparison.classes} classes, fitted to {comparison.fit_samples} samples, {judged}", soft_wrap=True
     )
     table, legend = _table(comparison), LEGEND.replace("`", "")
-    if screen.measure(table, options=screen.options.update(width=WIDEST)).maximum > screen.width:
+    if screen().measure(table, options=screen().options.update(width=WIDEST)).maximum > screen().width:
         table, legend = _table(comparison, errors=False), legend.replace(IN_BRACKETS, NOT_SHOWN)
-    screen.print(table)
-    screen.print(f"[dim]{escape(legend)}")
+    screen().print(table)
+    screen().print(f"[dim]{escape(legend)}")
     for method, reason in comparison.left_out.items():
-        messages.print(f"[dim]left out: {escape(method)} ({escape(reason)})")
+        messages().print(f"[dim]left out: {escape(method)} ({escape(reason)})")
 
 
 def _verdict(comparison: MethodComparison) -> str:

@@ -43,7 +43,7 @@ def run(config: Path | None, *, as_json: bool) -> None:
     else:
         for entry in found:
             mark = "[green]ok    [/]" if entry["ok"] else "[red]failed[/]"
-            screen.print(f"{mark} {entry['check']:<9} {escape(str(entry['found']))}", soft_wrap=True)
+            screen().print(f"{mark} {entry['check']:<9} {escape(str(entry['found']))}", soft_wrap=True)
     if not all(entry["ok"] for entry in found):
         raise typer.Exit(1)
 

@@ -75,15 +75,15 @@ def run(
         table = metrics_table(document["metrics"])
     document |= {"columns": columns, "warnings": warnings}
     if columns:
-        messages.print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
+        messages().print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
     if as_json:
         write_json(document)
         return
     serious = [warning for warning in warnings if warning["severity"] == "serious"]
     show_warnings(serious)
-    screen.print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
-    screen.print(f"{len(checked)} samples, {checked.num_classes} classes, {escape(name or 'uncalibrated')}")
-    screen.print(table)
+    screen().print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
+    screen().print(f"{len(checked)} samples, {checked.num_classes} classes, {escape(name or 'uncalibrated')}")
+    screen().print(table)
     show_warnings(warning for warning in warnings if warning not in serious)
 
 

@@ -53,9 +53,9 @@ def feedback(
     table = plain_table("items", "count")
     for name, count in counts.items():
         table.add_row(name, str(count))
-    screen.print(table)
+    screen().print(table)
     for problem in [problem for part in parts for problem in part.problems][:5]:
-        messages.print(problem.detail, markup=False)
+        messages().print(problem.detail, markup=False)
 
 
 def _parts(path: Path) -> Iterator[list[Any]]:

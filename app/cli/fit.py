@@ -111,9 +111,9 @@ def fit(
     ]
     for path, content in saved:
         path.write_bytes(content)
-        messages.print(f"saved {escape(str(path))}", soft_wrap=True)
+        messages().print(f"saved {escape(str(path))}", soft_wrap=True)
     if columns := fitted.report["fit"].get("columns"):
-        messages.print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
+        messages().print(f"[dim]{escape(file.name)}: columns {escape(columns)}", soft_wrap=True)
     if as_json:
         write_json({"method": fitted.method, "fit": fitted.fit or None, "report": fitted.report})
     else:
@@ -198,17 +198,19 @@ def _show(fitted: FinishedFit) -> None:
     report = fitted.report
     serious = [warning for warning in report["warnings"] if warning["severity"] == "serious"]
     show_warnings(serious)
-    screen.print(f"[bold]{escape(sentence(report))}[/]", soft_wrap=True)
+    screen().print(f"[bold]{escape(sentence(report))}[/]", soft_wrap=True)
     unseen = f"judged on {report['samples']} samples, each unseen by the fit that calibrated it"
-    screen.print(f"{escape(fitted.method)}, {unseen}", soft_wrap=True)
-    screen.print(metrics_table(report["metrics"]))
+    screen().print(f"{escape(fitted.method)}, {unseen}", soft_wrap=True)
+    screen().print(metrics_table(report["metrics"]))
     if report.get("events"):
-        screen.print(_events_table(report["events"]))
-    screen.print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
+        screen().print(_events_table(report["events"]))
+    screen().print(f"{report['changed_labels']} labels changed, {report['ties']} ties")
     choice = report["fit"]["choice"]
     if choice:
-        screen.print(f"auto: {escape(choice['why'])}", soft_wrap=True)
-        screen.print(_candidates_table(choice["candidates"]))
+        screen().print(f"auto: {escape(choice['why'])}", soft_wrap=True)
+        screen().print(_candidates_table(choice["candidates"]))
     show_warnings(warning for warning in report["warnings"] if warning not in serious)
     if fitted.fit:
-        screen.print(f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}")
+        screen().print(
+            f"calibrator {fitted.fit['calibrator']}: {escape(str(fitted.fit.get('decision', '')))}"
+        )

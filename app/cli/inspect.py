@@ -48,7 +48,7 @@ def inspect(
     found = _inspected(path)
     if write:
         beside.write_text(json.dumps(found["declaration"], indent=2) + "\n")
-        messages.print(f"saved {escape(str(beside))}", soft_wrap=True)
+        messages().print(f"saved {escape(str(beside))}", soft_wrap=True)
     if as_json:
         write_json({**found, "file": str(beside)})
         return
@@ -57,11 +57,11 @@ def inspect(
         for one in found[f"{kind}s"]:
             name, kind_of_numbers = escape(one["name"]), escape(one["type"])
             table.add_row(kind, name, kind_of_numbers, _sizes(one["shape"]), _sizes(one["found"]))
-    screen.print(table)
-    screen.print(f"\n{escape(str(beside))}:", soft_wrap=True)
+    screen().print(table)
+    screen().print(f"\n{escape(str(beside))}:", soft_wrap=True)
     typer.echo(json.dumps(found["declaration"], indent=2))
     for note in found["notes"]:
-        messages.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+        messages().print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
 
 
 def _inspected(path: Path) -> dict[str, Any]:
@@ -142,9 +142,9 @@ def _named(model: str, *, as_json: bool) -> None:
     }.items():
         if text:
             table.add_row(name, escape(text))
-    screen.print(table)
+    screen().print(table)
     for note in found.notes:
-        messages.print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+        messages().print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
 
 
 def _sizes(shape: tuple[Any, ...]) -> str:

@@ -62,7 +62,7 @@ def create(
     if not 1 <= len(name) <= LONGEST_NAME:
         raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
     if output is not None and output.exists():
-        messages.print(f"{output} exists; no key was created.", soft_wrap=True)
+        messages().print(f"{output} exists; no key was created.", soft_wrap=True)
         return
     with _store() as store:
         record, key = store.create(
@@ -78,9 +78,9 @@ def create(
     if as_json:
         write_json(_document(record) | ({} if output is not None else {"key": key}))
     elif output is not None:
-        messages.print(f"The API key {record.id} ({name}) is in {output}.", soft_wrap=True)
+        messages().print(f"The API key {record.id} ({name}) is in {output}.", soft_wrap=True)
     else:
-        messages.print("The key cannot be shown again:")
+        messages().print("The key cannot be shown again:")
         print(key)  # noqa: T201 - alone on stdout, so that a script can read it
 
 
@@ -103,7 +103,7 @@ def show(*, as_json: Json = False) -> None:
             _state(record),
             "" if used is None else f"{used:%F %T}",
         )
-    screen.print(table)
+    screen().print(table)
 
 
 @keys.command("revoke")
@@ -111,7 +111,7 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the k
     """Revoke an API key; running services refuse it within seconds."""
     with _store() as store:
         store.revoke(key_id, _caller())
-    messages.print(f"The API key {key_id} is revoked.")
+    messages().print(f"The API key {key_id} is revoked.")
 
 
 def _write(path: Path, key: str) -> None:

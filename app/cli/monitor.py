@@ -243,7 +243,7 @@ def run(
         if not replay.trace.labels:
             raise UsageError(f"{file} has no labels to plot")
         plot.write_bytes(draw(replay.trace, "svg" if plot.suffix.lower() == ".svg" else "png"))
-        messages.print(f"saved {escape(str(plot))}", soft_wrap=True)
+        messages().print(f"saved {escape(str(plot))}", soft_wrap=True)
     document = replay.document(log)
     if as_json:
         write_json(document)
@@ -376,7 +376,7 @@ def _entries(log: PredictionLog, first: int, last: int) -> Array:
 
 def _show(document: dict[str, Any]) -> None:
     calibrator = document["calibrator"]
-    screen.print(
+    screen().print(
         f"{document['predictions']:,} predictions; calibrator {escape(calibrator['method'])} was tested on"
         f" {document['labels']:,} labels",
         soft_wrap=True,
@@ -385,7 +385,7 @@ def _show(document: dict[str, Any]) -> None:
     for name, found in document["alarms"].items():
         numbers = (found["log_evidence"], found["largest_log_evidence"], found["threshold"])
         table.add_row(name, "yes" if found["alarm"] else "no", *(f"{n / np.log(10):.2f}" for n in numbers))
-    screen.print(table)
+    screen().print(table)
     metrics = document["metrics"]
     if document["labels"]:
         table = plain_table("metric", "value", "")
@@ -398,6 +398,6 @@ def _show(document: dict[str, Any]) -> None:
         accuracy = document["expected_accuracy"]
         interval = "" if accuracy["low"] is None else f"{accuracy['low']:.4f} to {accuracy['high']:.4f}"
         table.add_row(f"accuracy, from {accuracy['basis']}", f"{accuracy['value']:.4f}", interval)
-        screen.print(table)
+        screen().print(table)
     for one in document["decisions"]:
-        screen.print(f"{one['at']:>{DECISION_WIDTH},}  {escape(one['sentence'])}", soft_wrap=True)
+        screen().print(f"{one['at']:>{DECISION_WIDTH},}  {escape(one['sentence'])}", soft_wrap=True)

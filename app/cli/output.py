@@ -1,7 +1,12 @@
 """What a command shows: one JSON document on stdout for scripts, or tables and a progress bar for people.
 
-An error that a user can cause is one line and an exit code, without a traceback.
+An error that a user can cause is one line and an exit code, without a traceback. Rich is imported with
+the first line that it formats: `boxcal serve` starts without it.
 """
+
+# ruff: noqa: PLC0415 - see above
+
+from __future__ import annotations
 
 import json
 import os
@@ -9,17 +14,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import markup
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from typer.exceptions import TyperException
 
-screen = Console(highlight=False)
-messages = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 EXTRAS = {"pyarrow": "tables", "psycopg": "postgres"}
 """Packages that are not in the extra `onnx` of the service, and the extras that bring them."""
@@ -28,11 +31,29 @@ Advance = Callable[[float, str], None]
 """Takes a fraction from 0 to 1 and the name of the present stage."""
 
 
+@cache
+def screen() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+@cache
+def messages() -> Console:
+    """Return the console that writes to stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
 def escape(text: str) -> str:
     """Show a text as it is: neither markup in it nor what a terminal would obey has an effect."""
-    return markup.escape(
-        "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
-    )
+    shown = "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+    if "[" not in shown and not shown.endswith("\\"):
+        return shown
+    from rich import markup
+
+    return markup.escape(shown)
 
 
 def write_json(document: Any) -> None:
@@ -45,6 +66,8 @@ def write_json(document: Any) -> None:
 @contextmanager
 def progress_bar(title: str) -> Iterator[Advance]:
     """Show progress on stderr while the block runs; nothing where that is no terminal."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,7 +75,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
         TextColumn("[dim]{task.fields[stage]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=messages, transient=True, disable=not messages.is_terminal) as bar:
+    with Progress(*columns, console=messages(), transient=True, disable=not messages().is_terminal) as bar:
         task = bar.add_task(title, total=1.0, stage="")
 
         def advance(fraction: float, stage: str) -> None:
@@ -63,7 +86,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
 
 def show_warnings(warnings: Iterable[Mapping[str, Any]], file: Path | None = None) -> None:
     """Show what is wrong with data: on stderr with the name of a file, or as a part of the result."""
-    console, name = (screen, "") if file is None else (messages, f"{escape(file.name)}: ")
+    console, name = (screen(), "") if file is None else (messages(), f"{escape(file.name)}: ")
     for warning in warnings:
         style = "bold red" if warning["severity"] == "serious" else "yellow"
         said = f"[{style}]{warning['severity']}[/]: {escape(warning['message'])}"
@@ -72,6 +95,8 @@ def show_warnings(warnings: Iterable[Mapping[str, Any]], file: Path | None = Non
 
 def plain_table(*headings: str) -> Table:
     """Start a table whose first column is text and whose others are numbers."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="left" if position == 0 else "right", overflow="fold")
@@ -101,8 +126,8 @@ class CannotStart(Exception):
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Put the name of a file before an error about its content, and write the options as they are typed."""
-    from boxcal.app.http.problems import BoxcalError  # noqa: PLC0415 - help needs neither
-    from boxcal.calibrators.errors import CalibrationError  # noqa: PLC0415
+    from boxcal.app.http.problems import BoxcalError
+    from boxcal.calibrators.errors import CalibrationError
 
     try:
         yield

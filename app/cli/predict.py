@@ -140,9 +140,9 @@ def _show(images: Sequence[Path], answer: Answer, url: str | None) -> None:
         for position, entry in enumerate(prediction.top):
             name = escape(image.name) if position == 0 else ""
             table.add_row(name, escape(entry.label), f"{entry.probability:.4f}", entry.bound or "")
-    screen.print(table)
+    screen().print(table)
     version = "" if url is None else f"calibrator {answer.calibrator.version}: "
-    messages.print(
+    messages().print(
         f"[dim]{escape(answer.model)}, {version}{answer.calibrator.method}"
         + ("; fitted bounds were relaxed" if answer.bounds_relaxed else "")
     )

@@ -83,5 +83,5 @@ def read_checked(
         warnings = stored.notes + [one.to_dict() for one in check_data(data)]
         found = CheckedFile(data, stored.classes, stored.columns, warnings)
     for note in notes:
-        messages.print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
+        messages().print(f"[dim]{escape(file.name)}: {escape(note)}", soft_wrap=True)
     return found

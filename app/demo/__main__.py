@@ -216,7 +216,7 @@ def show(prediction: Prediction) -> None:
 
 
 def say(line: str) -> None:
-    screen.print(line, soft_wrap=True, markup=False)
+    screen().print(line, soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

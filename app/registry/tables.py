@@ -34,12 +34,11 @@ from sqlalchemy import (
     select,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from boxcal.app.http.problems import CalibratorNotFound, CalibratorPruned
 from boxcal.app.registry.records import BackboneIdentity, CalibratorRecord
@@ -56,7 +55,20 @@ metadata = MetaData(
     }
 )
 
-Document = JSON().with_variant(JSONB(), "postgresql")
+
+class JsonDocument(TypeDecorator[Any]):
+    """JSON; with PostgreSQL its binary form, whose dialect a service on SQLite does not import."""
+
+    impl = JSON
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        """Return the type of the database."""
+        if dialect.name != "postgresql":
+            return self.impl_instance
+        from sqlalchemy.dialects.postgresql import JSONB  # noqa: PLC0415
+
+        return dialect.type_descriptor(JSONB())
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -107,7 +119,7 @@ backbones = Table(
     Column("name", String(1024), nullable=False),
     Column("fingerprint", String(64), nullable=False),
     Column("num_classes", Integer, nullable=False),
-    Column("labels", Document, nullable=False),
+    Column("labels", JsonDocument, nullable=False),
     Column("labels_sha256", String(64), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("model", String(64), nullable=False, server_default=""),
@@ -121,10 +133,10 @@ calibrators = Table(
     Column("version", Integer, primary_key=True),
     Column("backbone_id", ForeignKey("backbones.id"), index=True),
     Column("method", String(128), nullable=False),
-    Column("spec", Document),
+    Column("spec", JsonDocument),
     Column("artifact", LargeBinary),
     Column("sha256", String(64)),
-    Column("report", Document),
+    Column("report", JsonDocument),
     Column("reliability_svg", LargeBinary),
     Column("samples", Integer),
     Column("created_at", UtcDateTime, nullable=False),
@@ -163,7 +175,7 @@ fits = Table(
     Column("calibrator", ForeignKey("calibrators.version")),
     Column("activated", Boolean),
     Column("decision", Text),
-    Column("warnings", Document),
+    Column("warnings", JsonDocument),
     Column("error", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("started_at", UtcDateTime),
@@ -230,7 +242,7 @@ monitors = Table(
     Column("revision", BigInteger, nullable=False),
     Column("activation", Integer, nullable=False),
     Column("state", LargeBinary, nullable=False),
-    Column("document", Document, nullable=False),
+    Column("document", JsonDocument, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     Column("refit_owner", String(64)),
     Column("refit_seen_at", Float),
@@ -242,7 +254,7 @@ monitor_events = Table(
     Column("id", Integer, primary_key=True),
     Column("backbone_id", ForeignKey("backbones.id"), nullable=False),
     Column("kind", String(32), nullable=False),
-    Column("document", Document, nullable=False),
+    Column("document", JsonDocument, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("claimed_at", Float),
     Column("delivered_at", Float),
@@ -258,7 +270,7 @@ api_keys = Table(
     Column("name", String(128), nullable=False),
     Column("salt", LargeBinary, nullable=False),
     Column("digest", LargeBinary, nullable=False),
-    Column("scopes", Document, nullable=False),
+    Column("scopes", JsonDocument, nullable=False),
     Column("per_minute", Integer),
     Column("concurrency", Integer),
     Column("created_at", UtcDateTime, nullable=False),
@@ -277,7 +289,7 @@ audit = Table(
     Column("actor", String(128), nullable=False),
     Column("key_id", String(16)),
     Column("address", String(64), nullable=False),
-    Column("details", Document, nullable=False),
+    Column("details", JsonDocument, nullable=False),
     sqlite_autoincrement=True,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,3 +64,12 @@ def test_the_default_model_needs_no_torch_where_it_is_installed(tmp_path: Path) 
         answer = service.client.post("/predict", content=npy(images), headers=NPY)
         assert answer.status_code == 200, answer.text
         assert not heavy_libraries(service)
+
+
+def test_a_service_on_sqlite_starts_without_rich_and_postgresql() -> None:
+    """Each takes some 20 to 60 ms of every start."""
+    code = (
+        "import sys; from boxcal.app.cli import commands, settings; settings.setting_options(); "
+        "import boxcal.app.server; print(*({'rich', 'sqlalchemy.dialects.postgresql'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"\n"

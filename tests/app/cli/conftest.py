@@ -34,7 +34,7 @@ Boxcal = Callable[..., Finished]
 def boxcal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Boxcal:
     """Run the command as its console script does, in this process, in a terminal of 100 columns."""
     # A console reads COLUMNS when it is made; other test modules import this one before.
-    for console in (output.screen, output.messages):
+    for console in (output.screen(), output.messages()):
         monkeypatch.setattr(console, "width", 100)
 
     def run(*arguments: object) -> Finished:

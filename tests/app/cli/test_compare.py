@@ -48,7 +48,7 @@ def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
 
 
 def test_the_table_fits_80_columns(boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output.screen, "width", 80)
+    monkeypatch.setattr(output.screen(), "width", 80)
     logits, labels = overconfident(60, 3)
     np.savez(tmp_path / "small.npz", logits=logits, labels=labels)
     shown = boxcal("compare", tmp_path / "small.npz", "--method", "mix+dirichlet").stdout
@@ -64,7 +64,7 @@ def test_the_table_fits_80_columns(boxcal: Boxcal, tmp_path: Path, monkeypatch: 
 def test_a_wide_terminal_shows_standard_errors(
     boxcal: Boxcal, validation_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output.screen, "width", 140)
+    monkeypatch.setattr(output.screen(), "width", 140)
     shown = boxcal("compare", validation_file, "--method", "ts").stdout
     assert "standard error is in brackets" in shown
     assert "(" in shown.splitlines()[3]
