@@ -122,6 +122,12 @@ class ValidationSet:
         distances = np.concatenate(list(over_blocks(work, len(self), block_rows(self.num_classes))))
         return float((distances if self.weights is None else distances * self.weights).mean()) or 1.0
 
+    def with_logits(self, logits: NDArray[Any]) -> ValidationSet:
+        """Return the same samples, in the same folds, with other logits (N, K)."""
+        other = replace(self, logits=logits)
+        vars(other)["units"] = self.units
+        return other
+
     def rows(self, index: NDArray[Any]) -> ValidationSet:
         """Return a subset of the samples."""
         return replace(

@@ -237,9 +237,11 @@ MUTATIONS = [
         SELECTION, "np.where(fold_of == fold, 0.0, counts)", "np.where(fold_of < -fold, 0.0, counts)", STACKS
     ),
     Mutation(
-        SELECTION, "unseen.append((inside, _followed(one, last)))", "unseen.append((inside, one))", STACKS
+        SELECTION, "unseen.append((inside, _followed(one, own)))", "unseen.append((inside, one))", STACKS
     ),
-    Mutation(SELECTION, "fitted(answers.rows(~inside))", "fitted(answers)", STACKS),
+    Mutation(
+        SELECTION, "zip(decision.unseen, found.folds,", "zip(decision.unseen, found.folds[::-1],", STACKS
+    ),
     Mutation(SELECTION, "len(kept) <= most and", "len(kept) <= 8 and", STACKS),
     Mutation(SELECTION, "found[least] >= LEAST_SHARE", "found[least] >= 0.0", STACKS),
     Mutation(SELECTION, "+ prior / w - total", "- total", STACKS),

@@ -44,6 +44,7 @@ from boxcal.calibrators.fitting.rows import losses_of, mean_of
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.linear import LinearMap, PolynomialScaling
 from boxcal.calibrators.maps.mixture import Mixture
@@ -65,8 +66,9 @@ SAMPLES_PER_CLASS, ENOUGH = 10, 100
 """Required by regularised methods, of a rare class too; so many samples in all are enough."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
-MOST_CLASSES = {"dirichlet": 20, "polynomial": 10}
-"""Of a method that takes long with more."""
+MANY_CLASSES = 50
+MOST_CLASSES = {"dirichlet": 20, "polynomial": 10, EnsembleTemperatureScaling.name: MANY_CLASSES - 1}
+"""Of a method that takes long with more. What `ets` mixes is among the components of a stack already."""
 SAMPLES_PER_COLUMN, FEWEST, MOST_ENTRIES = 5, 200, 2_000_000
 """Required by `polynomial`, which reads K (K + 3) / 2 columns, and the most numbers that it may read."""
 INSTEAD = {"dirichlet": "mix+polynomial"}
@@ -84,8 +86,8 @@ ENOUGH_TO_TELL = 500
 """Samples from which on logits stay unchanged where unseen folds show no gain; of fewer, that is chance."""
 WORTH = 1e-4
 """Nats below which a plainer method is as good as the only one that has a weight."""
-LAST, MANY_CLASSES = ParameterisedTemperature.name, 50
-"""What is tried on the answer of a stack, and of how many classes at least: of fewer it gains nothing."""
+LAST = ParameterisedTemperature.name
+"""What is tried on the answer of a stack of `MANY_CLASSES` or more: of fewer it gains nothing."""
 FLOOR_SAMPLES = 0.1
 """Spread over all classes beside the samples by a stack, so that none is impossible."""
 TOLERANCE = 1e-5
@@ -106,6 +108,8 @@ def candidates(data: ValidationSet) -> list[str]:
     here = "of two classes" if data.num_classes == 2 else "of more classes"
     for name, one in catalogue().items():
         if "+" in name or one.bounds or one.logit_map.stacked not in ("always", here):
+            continue
+        if MOST_CLASSES.get(name, data.num_classes) < data.num_classes:
             continue
         if one.is_per_class and not _has_enough(name, data):
             continue
@@ -134,8 +138,6 @@ def _besides(data: ValidationSet) -> set[str]:
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
-    if MOST_CLASSES.get(name, K) < K:
-        return False
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
@@ -179,7 +181,7 @@ class _Folds:
 
     def _read(self, place: int) -> ValidationSet:
         """Give all samples with what the mixture of a fold makes of the logits."""
-        return replace(self.data, logits=self._mixtures[place](self.data.scores))
+        return self.data.with_logits(self._mixtures[place](self.data.scores))
 
     def floored(self, losses: Floats) -> Floats:
         """Give losses, nats, of probabilities in which the uniform distribution has the share `floor`."""
@@ -299,7 +301,7 @@ def choose(
         else:
             plain = found[IdentityMap.name].losses
             decision = _with_last(
-                data, decision, plain, seed, lambda: report(0.8, f"cross-validating {LAST}")
+                data, decision, plain, seed, lambda done, stage: report(0.8, f"cross-validating {LAST}")
             )
     candidates_tried = [
         {
@@ -478,37 +480,35 @@ def _decide(data: ValidationSet, folds: _Folds, found: dict[str, CrossFitted]) -
 
 
 def _with_last(
-    data: ValidationSet, decision: _Decision, plain: Floats, seed: int, tick: Callable[[], None]
+    data: ValidationSet, decision: _Decision, plain: Floats, seed: int, progress: Progress
 ) -> _Decision:
     """Let a network divide each row of the answers by a temperature, where unseen folds say that is better.
 
     A mixture of calibrated probabilities is not calibrated, but less sharp than they are (Ranjan and Gneiting
     2010), and methods with parameters per class see no row as such. The network is fitted to what the methods
     of each fold make of rows that they have not seen, and taken where it is better by more than a standard
-    error. One that some folds together speak against is not tried on others.
+    error: the networks of its own cross-validation, whose folds are these, are asked about their unseen rows.
     """
     mixed = np.empty(data.scores.shape)
     for inside, one in decision.unseen:
         mixed[inside] = one.logit_map(data.scores[inside])
-    before = map_losses(IdentityMap(data.num_classes), mixed, data.labels)
-    answers, losses, unseen = replace(data, logits=mixed), before.copy(), []
-
-    def fitted(used: ValidationSet) -> LogitMap:
-        tick()
-        return fit_checked(LAST, used, seed=seed, thorough=False).on_arrays.logit_map
-
-    for inside, one in decision.unseen:
-        last, rows = fitted(answers.rows(~inside)), answers.rows(inside)
-        losses[inside] = map_losses(last, rows.scores, rows.labels)
-        gain, error = _mean_and_error(before - losses, data)
-        if gain <= 0.0:
-            return decision
-        unseen.append((inside, _followed(one, last)))
+    answers, known = data.with_logits(mixed), dict[str, Fitted]()
+    last = fit_checked(LAST, answers, seed=seed, progress=progress, known=known).on_arrays.logit_map
+    found: Any = known[LAST]
+    if not found.has_networks:
+        return decision
+    before, unseen = map_losses(IdentityMap(data.num_classes), mixed, data.labels), []
+    losses = before.copy()
+    for (inside, one), point in zip(decision.unseen, found.folds, strict=True):
+        own, rows = found.logit_map.with_network(point), answers.rows(inside)
+        losses[inside] = map_losses(own, rows.scores, rows.labels)
+        unseen.append((inside, _followed(one, own)))
+    gain, error = _mean_and_error(before - losses, data)
     if gain <= error:
         return decision
     why = f"{decision.why}; `{LAST}` after it lowers the NLL by another {gain:.4f} ± {error:.4f}"
     gain, error = _mean_and_error(plain - losses, data)
-    return replace(decision, why=why, gain=gain, gain_error=error, unseen=tuple(unseen), last=fitted(answers))
+    return replace(decision, why=why, gain=gain, gain_error=error, unseen=tuple(unseen), last=last)
 
 
 def _followed(first: ArrayCalibrator, last: LogitMap) -> ArrayCalibrator:

@@ -213,6 +213,12 @@ class NetworkMap(Map):
         tensors = {name: layers.get(name.removeprefix(PREFIX), own) for name, own in self.parameters.items()}
         return type(self)(self.num_classes, tensors)
 
+    def with_network(self, coordinates: Array) -> Self:
+        """Give a map that reads the same, with one network of a fit in the place of the mean of several."""
+        one = type(self)(self.num_classes)
+        one.parameters |= {name: own for name, own in self.parameters.items() if name in self.prepared}
+        return one.moved(coordinates)
+
     def fixed_between(self, plain: Array) -> Array:
         """Keep the hidden layers, and all of a network whose answers at `plain` differ from row to row."""
         own, fixed = self.at(plain), []

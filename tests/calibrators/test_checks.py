@@ -278,6 +278,14 @@ def test_copies_share_a_fold() -> None:
     assert [int(mask[0].sum()) for mask in masks] == [12] * 5
 
 
+def test_other_logits_stay_in_their_folds() -> None:
+    """These are no copies of each other any more, so that each would have a fold of its own."""
+    logits, labels = repeated(*drawn(60))
+    data = check_validation_set(logits, labels)
+    masks = fold_masks(data.with_logits(np.arange(600)[:, None] * logits), 5, 0)
+    assert all((mask == own).all() for mask, own in zip(masks, fold_masks(data, 5, 0), strict=True))
+
+
 def test_a_fit_is_never_judged_on_a_copy_of_what_it_saw() -> None:
     """Cross-fitted answers to ten copies of a set are those of a set whose folds are the same."""
     logits, labels = repeated(*drawn(60))

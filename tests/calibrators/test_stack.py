@@ -338,6 +338,21 @@ def test_the_network_is_judged_by_rows_that_it_has_not_seen(tempered: FitResult)
 
 
 @pytest.mark.filterwarnings("ignore:unrelated_labels")
+def test_each_fold_has_the_network_that_has_not_seen_it() -> None:
+    """Some labels of one fold mean nothing: only its own network was not told to be less sure for them."""
+    logits, labels, _ = close_and_clear(2000, 50, seed=3)
+    masks = fold_masks(check_validation_set(logits, labels), FOLDS, 0)
+    strange = np.flatnonzero(masks[1])[:100]
+    labels[strange] = np.random.default_rng(0).integers(0, 50, 100)
+    found = fit_data("auto", check_validation_set(logits, labels))
+    assert all(np.array_equal(inside, mask) for (inside, _), mask in zip(found.unseen, masks, strict=True))
+    maps = [one.logit_map for _, one in found.unseen]
+    sharpness = [np.ptp(one.second(logits), axis=1).mean() for one in maps if isinstance(one, Chain)]
+    assert np.argmax(sharpness) == 1
+    assert sharpness[1] > 1.05 * sorted(sharpness)[-2]
+
+
+@pytest.mark.filterwarnings("ignore:unrelated_labels")
 def test_no_network_follows_fewer_classes_or_without_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that shows one second more at each look: the last candidate begins after 2 M - 1."""
     fewer = fit("auto", *close_and_clear(1000, 49, seed=3)[:2])
