@@ -33,6 +33,7 @@ from pyarrow import ipc
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
 from boxcal.app.cli.output import Advance, UsageError, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
+from boxcal.app.cli.validation import saved_calibrator
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
@@ -216,7 +217,7 @@ class Loaded:
                     f"for a table, as {source} is, name the calibrator with --calibrator, or the model with "
                     "BOXCAL_MODEL (logits:K for scores of K classes)"
                 )
-            own = ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
+            own = saved_calibrator(calibrator)
             if own.reads == "logits" and own.input_shift is None:
                 classes = own.classes or declared.classes or [str(k) for k in range(own.num_classes)]
                 return cls(LogitsOnly(classes), own, settings)

@@ -27,12 +27,12 @@ from boxcal.app.cli.output import (
     escape,
     failure_of,
     messages,
-    naming,
     screen,
     write_json,
 )
 from boxcal.app.cli.predict import predict
 from boxcal.app.cli.settings import SettingsCommand, read_settings
+from boxcal.app.cli.validation import saved_calibrator
 
 cli = typer.Typer(
     name="boxcal",
@@ -147,10 +147,7 @@ def export(
     """Write a saved calibrator as an MLflow or ONNX model, to be deployed beside the classifier."""
     if mlflow is None and onnx is None:
         raise UsageError("name what to write: --mlflow FOLDER or --onnx FILE")
-    from boxcal.calibrators.array_calibrator import ArrayCalibrator
-
-    with naming(file):
-        calibrator = ArrayCalibrator.from_bytes(file.read_bytes())
+    calibrator = saved_calibrator(file)
     if mlflow is not None:
         from boxcal.calibrators.mlflow_model import to_mlflow
 

@@ -22,7 +22,7 @@ from boxcal.app.cli.output import (
     write_json,
 )
 from boxcal.app.cli.predict import version_of
-from boxcal.app.cli.validation import read_checked
+from boxcal.app.cli.validation import read_checked, saved_calibrator
 from boxcal.app.fitting.worker.reading import holds_images
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -50,11 +50,7 @@ def run(
     """Judge the plain softmax and, where there is one, the calibrator, by every metric with its interval."""
     if url is not None and holds_images(file):
         raise UsageError(f"{file} holds images; with --url, evaluate takes logits")
-    loaded = (
-        None
-        if calibrator is None or url is not None
-        else ArrayCalibrator.from_bytes(Path(calibrator).read_bytes())
-    )
+    loaded = None if calibrator is None or url is not None else saved_calibrator(calibrator)
     wanted = set() if loaded is None else {loaded.reads}
     with progress_bar("reading") as advance:
         read = read_checked(file, labels, advance, wanted, declared=declared, classes=_classes(loaded, url))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from boxcal.app.cli.output import UsageError, progress_bar
 from boxcal.app.cli.settings import read_settings
+from boxcal.app.cli.validation import saved_calibrator
 from boxcal.app.client import Answer
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
@@ -68,7 +69,7 @@ def calibrator_of(path: str | None, labels: Sequence[str]) -> ArrayCalibrator:
     num_classes = len(labels)
     if path is None:
         return ArrayCalibrator.uncalibrated(num_classes)
-    loaded = ArrayCalibrator.from_bytes(Path(path).read_bytes())
+    loaded = saved_calibrator(path)
     if loaded.num_classes != num_classes:
         raise UsageError(f"{path} calibrates {loaded.num_classes} classes, but the model has {num_classes}")
     if loaded.classes is not None and not are_indices(labels) and loaded.classes != tuple(labels):

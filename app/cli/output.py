@@ -149,6 +149,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("boxcal"):
         extra = EXTRAS.get(str(error.name).partition(".")[0], "serve")
         return f"this command needs the package {error.name}: pip install 'boxcal[{extra}]'", MISUSED
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}", MISUSED
     for kind, code in _kinds():
         if isinstance(error, kind):
             return " ".join(_with_service(error).split()), code

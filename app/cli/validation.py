@@ -15,7 +15,16 @@ from boxcal.app.cli.output import Advance, UsageError, escape, messages, naming
 
 if TYPE_CHECKING:
     from boxcal.app.tables.labels import Declared
+    from boxcal.calibrators.array_calibrator import ArrayCalibrator
     from boxcal.calibrators.data import ValidationSet
+
+
+def saved_calibrator(path: str | Path) -> ArrayCalibrator:
+    """Read a calibrator that `boxcal fit --output` has saved; an error names the file."""
+    from boxcal.calibrators.array_calibrator import ArrayCalibrator
+
+    with naming(Path(path)):
+        return ArrayCalibrator.from_bytes(Path(path).read_bytes())
 
 
 @contextmanager

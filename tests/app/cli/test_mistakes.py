@@ -44,7 +44,10 @@ HERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "digit.png", "--url", "nonsense"), "'nonsense'"),
     (("predict", "digit.png", "--url", "http://h", "--calibrator", "a.bin"), "version"),
     (("predict", "digit.png", "--url", "http://h", "--output", "o.parquet"), "unset BOXCAL_URL"),
-    (("predict", "digit.png", "--calibrator", "notes.txt"), ""),
+    (("predict", "digit.png", "--calibrator", "notes.txt"), "notes.txt: "),
+    (("predict", "digit.png", "--calibrator", "nowhere"), "error: nowhere: No such file or directory"),
+    (("evaluate", "wrong.npz", "--calibrator", "nowhere"), "error: nowhere: No such file or directory"),
+    (("predict", "scores.csv", "--output", "o.csv", "--calibrator", "notes.txt"), "notes.txt: "),
     (("predict", "digit.png", "--calibrator", "five.safetensors"), "5 classes"),
     (("evaluate", "notes.txt"), "neither .npz nor .parquet"),
 ]
@@ -65,6 +68,7 @@ def files(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digit.png").write_bytes(image.read_bytes())
     (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / "scores.csv").write_text("a,b\n1,2\n")
     (tmp_path / "five.safetensors").write_bytes(Calibrator.uncalibrated(5).to_bytes())
     (tmp_path / "unnamed.csv").write_text("0,1,2,3,4,5,6,7,8,9,outcome\n" + "1,2,3,4,5,6,7,8,9,-1,3\n" * 30)
     np.savez(tmp_path / "wrong.npz", logits=np.zeros((30, 10)), labels=np.full(30, 10))
