@@ -17,6 +17,9 @@ def main() -> None:
         hold_hangup()
         set_up_allocator()  # starts the process anew, so before anything that takes long to import
         gc.disable()  # as `prepare` does, for these imports too
-    from boxcal.app.cli.commands import main as run
+    try:
+        from boxcal.app.cli.commands import main as run
 
-    run()
+        run()
+    finally:
+        gc.enable()
