@@ -32,7 +32,7 @@ def test_what_is_declared_is_what_happens(service: Service) -> None:
     assert len(tried) >= 10
     for operation in tried:
 
-        @settings(max_examples=20, suppress_health_check=list(HealthCheck), database=None)
+        @settings(max_examples=12, suppress_health_check=list(HealthCheck), database=None)
         @seed(0)
         @given(case=operation.as_strategy())
         def check(case: Case[Any]) -> None:

@@ -149,14 +149,14 @@ async def test_random_requests_add_no_series(tmp_path: Path, digits: Digits) -> 
         transport = httpx.ASGITransport(app=with_state, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             before = series((await client.get("/metrics")).text)
-            await asyncio.gather(*(some(client, 400) for _ in range(8)))
+            await asyncio.gather(*(some(client, 150) for _ in range(8)))
             text = (await client.get("/metrics")).text
     assert {one for one in series(text) if "_bucket{" not in one} == {
         one for one in before if "_bucket{" not in one
     }
     answered = re.findall(r'^boxcal_request_seconds_count\{.*status="(\d+)"\} ([\d.]+)$', text, re.MULTILINE)
-    assert sum(float(count) for _, count in answered) > 3_000
-    assert sum(float(count) for status, count in answered if status == "200") > 300
+    assert sum(float(count) for _, count in answered) > 1_100
+    assert sum(float(count) for status, count in answered if status == "200") > 100
     assert not any(float(count) for status, count in answered if status == "500")
 
 

@@ -26,10 +26,10 @@ def wait_for_more(loads: list[Load]) -> None:
     until(lambda: all(load.answers >= count for load, count in wanted), 60)
 
 
-@pytest.mark.parametrize("swaps", [8, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("swaps", [6, pytest.param(30, marks=pytest.mark.long)])
 def test_swaps_under_load(service: Service, swaps: int) -> None:
     versions: list[int] = []
-    for method in ("ts", "pb", "dpb"):
+    for method in ("ts", "pb"):
         data = validation_npz(300, seed=len(versions))
         versions.append(service.fit(data, method=method, activate="never").json()["calibrator"])
     known = {0: Calibrator.uncalibrated(10)} | {

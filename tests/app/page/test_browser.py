@@ -392,7 +392,7 @@ def test_dragging_sends_at_most_one_request_per_120_ms(page: Page, page_url: str
     page.mouse.move(box["x"] + box["width"] - 1, middle)
     page.mouse.down()
     pauses = (0, 20, 60, 110, 130, 0, 10, 200, 90, 30)
-    for step, pause in enumerate(pauses * 5):
+    for step, pause in enumerate(pauses * 3):
         page.mouse.move(box["x"] + box["width"] * (0.9 - 0.3 * (step % 25) / 25), middle)
         page.wait_for_timeout(pause)
     page.mouse.up()

@@ -54,7 +54,7 @@ def as_sent(scores: Any, kind: str) -> Any:
     }[kind]
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from([*TABLES, "npz", "json"]),
