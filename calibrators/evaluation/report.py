@@ -383,7 +383,7 @@ def reliability_of(
 
 
 def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:
-    """Evaluate the theorem, which is about bounds fitted to all the samples."""
+    """Bound the calibration error as the paper proves it, which is of bounds fitted to all the samples."""
     if data.num_classes != 2 or method not in BOUND_MAPS or data.weights is not None:
         return None
     calibrator = fit_set(method, data, seed=seed)

@@ -122,7 +122,7 @@ class VectorScaling(LinearMap):
         return scores / p["temperature"] * p["factors"] + p["offsets"]
 
     def ridge(self, strength: float, samples: float) -> Ridge:
-        """One factor for both."""
+        """Hold factors and offsets back alike."""
         return Ridge(strength * self.num_classes / samples, 0.0, strength * self.num_classes / samples)
 
 

@@ -25,7 +25,7 @@ ALPHA = 0.05
 
 
 class Winner(StrEnum):
-    """How a duel stands."""
+    """Which calibrator a duel has found better, if it has."""
 
     CHALLENGER = "challenger"
     CHAMPION = "champion"

@@ -223,7 +223,7 @@ class DigitsOnnxBackbone(OnnxBackbone):
 
 
 class OpenDigitsBackbone(DigitsOnnxBackbone):
-    """The same with gradients, for fits that read inputs."""
+    """The digits model with gradients, for fits that read inputs."""
 
     @cached_property
     def _with_torch(self) -> TorchBackbone:

@@ -69,7 +69,7 @@ def test_the_document_is_valid_openapi(http: httpx.Client) -> None:
     validate(http.get("/openapi.json").json())
 
 
-def test_the_contract_is_there(http: httpx.Client) -> None:
+def test_the_document_declares_the_kinds_of_bodies(http: httpx.Client) -> None:
     paths = http.get("/openapi.json").json()["paths"]
     texts, images = {"text/csv", "text/plain"}, {"image/jpeg", "image/png", "image/webp"}
     arrays = {"application/json", "application/x-npy"}

@@ -253,7 +253,7 @@ def test_a_function_of_the_file_is_not_the_operator_of_its_name() -> None:
     assert rewritten(graph.model(functions=[mixing])) is None
 
 
-def test_two_that_read_the_first_share_it() -> None:
+def test_two_readers_of_the_first_token_share_it() -> None:
     graph = Graph()
     whole = graph.linear()
     first = take(graph)

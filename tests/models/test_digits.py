@@ -40,7 +40,7 @@ def test_a_png_of_the_data_set_comes_back_as_its_levels(split: DigitsSplit) -> N
         assert np.array_equal(preprocessing(image), split.test.levels[index])
 
 
-def test_larger_and_wider_and_coloured_images_are_brought_to_it(split: DigitsSplit) -> None:
+def test_larger_and_wider_and_coloured_images_become_digits(split: DigitsSplit) -> None:
     preprocessing = DigitLevels()
     small = split.test.image(3)
     large = small.resize((80, 80), Image.Resampling.NEAREST).convert("RGB")

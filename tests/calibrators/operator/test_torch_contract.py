@@ -32,7 +32,7 @@ def test_empty_batches(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 1, 1), (4, 1), (4, 5), (3, 4, 5), (1, 1, 5)])
-def test_whatever_broadcasts(shape: tuple[int, ...]) -> None:
+def test_bounds_may_have_any_shape_that_broadcasts(shape: tuple[int, ...]) -> None:
     logits = randn(3, 4, 5)
     upper = torch.rand(shape, generator=torch.Generator().manual_seed(1)) / 2 + 0.3
     wanted = box_constrained_softmax(logits, None, upper.expand(3, 4, 5).contiguous())
