@@ -66,9 +66,8 @@ SAMPLES_PER_CLASS, ENOUGH = 10, 100
 """Required by regularised methods, of a rare class too; so many samples in all are enough."""
 MOST_PARAMETERS, MOST_OF_SMS = 5, 10
 """Per sample, of a regularised method: larger ones take minutes to fit. `sms` tries only three strengths."""
-MANY_CLASSES = 50
-MOST_CLASSES = {"dirichlet": 20, "polynomial": 10, EnsembleTemperatureScaling.name: MANY_CLASSES - 1}
-"""Of a method that takes long with more. What `ets` mixes is among the components of a stack already."""
+MOST_CLASSES = {"dirichlet": 20, "polynomial": 10}
+"""Of a method that takes long with more."""
 SAMPLES_PER_COLUMN, FEWEST, MOST_ENTRIES = 5, 200, 2_000_000
 """Required by `polynomial`, which reads K (K + 3) / 2 columns, and the most numbers that it may read."""
 INSTEAD = {"dirichlet": "mix+polynomial"}
@@ -86,8 +85,8 @@ ENOUGH_TO_TELL = 500
 """Samples from which on logits stay unchanged where unseen folds show no gain; of fewer, that is chance."""
 WORTH = 1e-4
 """Nats below which a plainer method is as good as the only one that has a weight."""
-LAST = ParameterisedTemperature.name
-"""What is tried on the answer of a stack of `MANY_CLASSES` or more: of fewer it gains nothing."""
+LAST, MANY_CLASSES = ParameterisedTemperature.name, 50
+"""What is tried on the answer of a stack, and of how many classes at least: of fewer it gains nothing."""
 FLOOR_SAMPLES = 0.1
 """Spread over all classes beside the samples by a stack, so that none is impossible."""
 TOLERANCE = 1e-5
@@ -109,8 +108,6 @@ def candidates(data: ValidationSet) -> list[str]:
     for name, one in catalogue().items():
         if "+" in name or one.bounds or one.logit_map.stacked not in ("always", here):
             continue
-        if MOST_CLASSES.get(name, data.num_classes) < data.num_classes:
-            continue
         if one.is_per_class and not _has_enough(name, data):
             continue
         mixed = [MIXED + name] if name in WITH_MIXTURE else []
@@ -119,25 +116,30 @@ def candidates(data: ValidationSet) -> list[str]:
             [name] if name in WITHOUT_MIXTURE else mixed if mixed and one.is_per_class else [name, *mixed]
         )
     listed = [name for name in listed if INSTEAD.get(name) not in listed]
+    listed.sort(key=lambda name: _takes_long(name, data.num_classes))
     readers = _besides(data)
     return listed + [
         name for name, one in catalogue().items() if "+" not in name and one.logit_map.reads in readers
     ]
 
 
+def _takes_long(name: str, num_classes: int) -> bool:
+    """Whether the fits of a candidate take about as long as those of all others."""
+    kind = parse(name).logit_map
+    return kind is PolynomialScaling or (kind is EnsembleTemperatureScaling and num_classes >= MANY_CLASSES)
+
+
 def _besides(data: ValidationSet) -> set[str]:
     """Say what the samples have besides logits."""
-    found = set()
-    if data.features is not None and data.head is not None:
-        found.add("features")
-    if data.inputs is not None and data.backbone is not None:
-        found.add("inputs")
-    return found
+    needed = {"features": (data.features, data.head), "inputs": (data.inputs, data.backbone)}
+    return {name for name, parts in needed.items() if all(part is not None for part in parts)}
 
 
 def _has_enough(name: str, data: ValidationSet) -> bool:
     """Whether there are enough samples for a method with parameters per class to do no harm."""
     K, count = data.num_classes, data.effective
+    if MOST_CLASSES.get(name, K) < K:
+        return False
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
@@ -210,16 +212,20 @@ class _Folds:
     def is_promising(self, name: str, found: Mapping[str, CrossFitted]) -> bool:
         """Whether a candidate is worth its time: by no standard error worse than the best on the first fold.
 
-        Only `polynomial` is asked: its fits take as long as those of all others.
+        Only what takes long is asked.
         """
-        method, inside = parse(name), self.masks[0]
-        if method.logit_map is not PolynomialScaling:
+        if not _takes_long(name, self.data.num_classes):
             return True
+        method, inside = parse(name), self.masks[0]
         data = self._read(0) if method.mixed else self.data
         weights = None if data.weights is None else data.weights[inside]
         others = (one.losses[inside] for one in found.values())
         best = min(others, key=lambda losses: mean_of(losses, weights))
-        own = unseen_losses(method.logit_map(data.num_classes), data, inside)
+        if method.logit_map is PolynomialScaling:
+            own = unseen_losses(method.logit_map(data.num_classes), data, inside)
+        else:
+            one, unseen = self._map(name, self._used[0], 0), data.rows(inside)
+            own = map_losses(one, one.source(unseen), unseen.labels)
         excess, error = _mean_and_error(own - best, data.rows(inside))
         return excess <= error
 
@@ -300,9 +306,8 @@ def choose(
             late.append(f"{LAST} after the mixture")
         else:
             plain = found[IdentityMap.name].losses
-            decision = _with_last(
-                data, decision, plain, seed, lambda done, stage: report(0.8, f"cross-validating {LAST}")
-            )
+            stage = f"cross-validating {LAST}"
+            decision = _with_last(data, decision, plain, seed, lambda *_: report(0.8, stage))
     candidates_tried = [
         {
             "method": name,

@@ -228,5 +228,5 @@ def test_no_default_method_does_much_harm_with_few_samples(count: int, classes: 
         for name in candidates(check_validation_set(*validation)):
             if not parse(name).is_network:
                 harm.setdefault(name, []).append(scores(fit(name, *validation).calibrator, *test)[0] - raw)
-    assert {"uncalibrated", "ts", "mix+ts"} <= harm.keys()
+    assert {"uncalibrated", "ts", "mix+ts", "ets"} <= harm.keys()
     assert {name: np.mean(values) for name, values in harm.items() if np.mean(values) > 0.05} == {}

@@ -353,6 +353,27 @@ def test_each_fold_has_the_network_that_has_not_seen_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unrelated_labels")
+def test_ets_helps_many_classes_where_labels_mean_nothing() -> None:
+    """It mixes in the uniform distribution, which no other candidate does."""
+    rng = np.random.default_rng(0)
+    logits, strange = 3 * rng.normal(size=(1500, 60)), rng.random(1500) < 0.1
+    labels = (logits / 1.7 + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    labels[strange] = rng.integers(0, 60, int(strange.sum()))
+    (ets,) = [one for one in fit("auto", logits, labels).choice["candidates"] if one["method"] == "ets"]
+    assert ets["status"] == "compared"
+    assert ets["weight"] > 0.2
+
+
+def test_ets_of_many_classes_is_left_out_where_its_first_fold_is_behind() -> None:
+    data = check_validation_set(*drawn(500, 50))
+    folds = selection._Folds(data, fold_masks(data, FOLDS, 0), 0)
+    own = folds.fit("ets", lambda done: None).losses
+    for ahead, is_promising in ((0.5, False), (-0.5, True)):
+        others = {"ts": selection.CrossFitted(own - ahead + 0.1 * np.cos(np.arange(500)), [])}
+        assert folds.is_promising("ets", others) is is_promising
+
+
+@pytest.mark.filterwarnings("ignore:unrelated_labels")
 def test_no_network_follows_fewer_classes_or_without_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that shows one second more at each look: the last candidate begins after 2 M - 1."""
     fewer = fit("auto", *close_and_clear(1000, 49, seed=3)[:2])
