@@ -16,7 +16,8 @@ RAY := $(RAY_VENV)/.installed
 RELEASE_VENV := .venv-release
 RELEASE := $(RELEASE_VENV)/.installed
 TAG ?=
-PYTEST_WORKERS ?= 2
+# Three where there are two cores, because a test waits for a fifth of its time.
+PYTEST_WORKERS ?= 3
 # In the order of the folders: the quick tests come last, so that no process waits for a long one of another.
 # Where PYTHONDONTWRITEBYTECODE is set, as in some images, each service that a test starts would compile all modules.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1

@@ -15,7 +15,7 @@ import typer
 
 from boxcal.app.cli.offline import bounds_of
 from boxcal.app.cli.output import CannotStart, UsageError, escape, screen, write_json
-from boxcal.app.cli.preflight import check_port
+from boxcal.app.cli.preflight import check_port, running_model
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
@@ -30,7 +30,7 @@ def run(config: Path | None, *, as_json: bool) -> None:
     """Run every check and show its result; exit code 1 where one failed."""
     settings = read_settings(config)
     checks: dict[str, Callable[[Settings], str]] = {
-        "model": model, "registry": registry, "disk": disk, "port": check_port, "sandbox": sandbox,
+        "model": model, "registry": registry, "disk": disk, "port": port, "sandbox": sandbox,
     }  # fmt: skip
     found = []
     for name, check in checks.items():
@@ -81,6 +81,16 @@ def registry(settings: Settings) -> str:
     if is_sqlite and not Path(url.database or "").exists():
         return f"{url} does not exist; it will be created"
     return f"{url} answers and has {count_tables(sqlalchemy.create_engine(url))} tables"
+
+
+def port(settings: Settings) -> str:
+    """Find the port free, or used by a boxcal, beside which this command is run."""
+    try:
+        return check_port(settings)
+    except CannotStart:
+        if (served := running_model(settings)) is None:
+            raise
+        return f"{settings.address}:{settings.port} is used by a running boxcal, which serves {served}"
 
 
 def sandbox(settings: Settings) -> str:

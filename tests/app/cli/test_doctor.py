@@ -74,6 +74,14 @@ def test_doctor_shows_people_a_line_per_check(boxcal: Boxcal) -> None:
     assert [line.split()[:2] for line in lines] == [["ok", check] for check in checked]
 
 
+def test_the_port_of_a_running_service_is_no_fault(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("BOXCAL_PORT", url.rpartition(":")[2])
+    used = f"{url.removeprefix('http://')} is used by a running boxcal, which serves digits"
+    assert checks(boxcal, 0)["port"] == (True, used)
+
+
 def test_version(boxcal: Boxcal) -> None:
     ended = boxcal("--version")
     assert (ended.code, ended.stdout) == (0, f"boxcal {version('boxcal')}\n")
