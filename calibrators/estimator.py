@@ -166,9 +166,14 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         values = self._in_order(values)
         columns = values.shape[1]
         if len(self.classes_) != columns:
+            given = ""
+            if self.classes is None:
+                few = len(self.classes_) < columns
+                shown = ", ".join(f"{name!s:.50}" for name in self.classes_[:10])
+                given = " in y; give all of them as `classes`" if few else f" in y: {shown}"
             raise ValueError(
                 f"The logits have n_features = {columns} columns, but there are {len(self.classes_)} classes"
-                f"{' in y; give all of them as `classes`' if self.classes is None else ''}."
+                f"{given}."
             )
         order = np.argsort(self.classes_)
         if (twice := self.classes_[order][1:] == self.classes_[order][:-1]).any():
@@ -226,8 +231,10 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if not named or (len(columns) == 1 and len(classes) == 2):
             return None
         if named != set(columns) or named != set(classes):
+            others = ", and give classes that y lacks as `classes`" if self.classes is None else ""
             raise ValueError(
-                f"The columns are {columns}, and the classes are {classes}: name each column by its class."
+                f"The columns are {columns}, and the classes are {classes}: name each column by its class"
+                f"{others}."
             )
         return [columns.index(name) for name in classes]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
@@ -15,7 +15,7 @@ from boxcal.calibrators.scores import LOGITS, PROBABILITIES
 
 LABEL = "label"
 LABEL_NAMES = {"label", "labels", "target", "targets", "y", "y_true", "ytrue", "class", "truth", "true"}
-LABEL_NAMES |= {"true_label", "label_id", "ground_truth", "category", "outcome"}
+LABEL_NAMES |= {"true_label", "true_class", "label_id", "ground_truth", "category", "outcome", "actual"}
 GROUPS = "groups"
 SAMPLE_WEIGHT = "sample_weight"
 WEIGHTS = ("sample_weights", "weight", "weights")
@@ -71,11 +71,12 @@ def choose_columns(
     inputs: ModelInputs | None = None,
     *,
     label_values: Callable[[str], list[str]] | None = None,
-    texts: Callable[[], Collection[str]] = tuple,
+    texts: Callable[[], Mapping[str, str]] = dict,
 ) -> Columns:
     """Find the columns of the scores, or of the features or texts that the model reads.
 
     `classes`: the class names of the model or the calibrator; None to find them among the columns.
+    `texts`: gives the columns that hold no numbers, and what they hold.
     """
     label = declared.label or LABEL
     names = [name for name in names if name == label or name not in declared.ignore]
@@ -88,7 +89,7 @@ def choose_columns(
             None if classes is None else [clean(name) for name in classes],
             replace(declared, label=clean(label)),
             label_values=None if label_values is None else lambda name: label_values(back[name]),
-            texts=lambda: {clean(name) for name in texts()},
+            texts=lambda: {clean(name): held for name, held in texts().items()},
         )
         return replace(
             found,
@@ -154,7 +155,7 @@ def _check_names(names: Sequence[str], label: str) -> None:
     if label not in names:
         shown = ", ".join(f"`{name:.50}`" for name in names[:20])
         meant = next((name for name in names if name.strip().lower() in LABEL_NAMES), None)
-        said = f" If `{meant:.50}` is it, set label={meant:.50}." if meant else ""
+        said = f" If `{meant:.50}` is it, set label={meant:.50}." if meant else " Name it: label=NAME."
         if all(_is_number(name) for name in names):
             said = " Its first line holds numbers: add a line that names the columns, such as 0,1,label."
         raise InvalidUpload(f"The table needs one column `{label}`; it has the columns {shown}.{said}")
@@ -163,11 +164,12 @@ def _check_names(names: Sequence[str], label: str) -> None:
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")
 
 
-def _check_numbers(columns: Sequence[str], without: Collection[str]) -> None:
+def _check_numbers(columns: Sequence[str], without: Mapping[str, str]) -> None:
     """Refuse texts in the column of a class; columns of texts that are no class are left out."""
     if name := next((name for name in columns if name in without), None):
         raise InvalidUpload(
-            f"The column {name!r:.100} is that of a class, but not all of its cells are numbers."
+            f"The column {name!r:.100} is that of a class, but not all of its cells are numbers: it holds "
+            f"{without[name]}."
         )
 
 

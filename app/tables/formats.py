@@ -52,7 +52,8 @@ class OpenTable:
     # From the columns to read, those of them that are numbers in CSV, where all others are texts, and most
     # rows of a batch to batches; each call begins at the first row
     batches: Batches
-    texts: Callable[[], set[str]]  # Gives the columns that hold no numbers; of CSV as its first rows show
+    # Gives the columns that hold no numbers, of CSV as its first rows show, and of each a cell or the type
+    texts: Callable[[], dict[str, str]]
 
 
 @contextmanager
@@ -103,8 +104,8 @@ def open_table(file: IO[bytes] | Path, kind: str) -> OpenTable:
 
 
 def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
-    def texts() -> set[str]:
-        return {field.name for field in schema if not _is_number(field.type)}
+    def texts() -> dict[str, str]:
+        return {field.name: f"the type {field.type}" for field in schema if not _is_number(field.type)}
 
     return OpenTable(list(schema.names), schema, rows, batches, texts)
 
@@ -173,13 +174,24 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
         file.seek(0)
         return _valid(pacsv.open_csv(file, reading, parsing, converting))
 
-    def texts() -> set[str]:
+    def texts() -> dict[str, str]:
         whole = start if len(start) < START_ROWS_BYTES else start[: start.rfind(b"\n") + 1]
         if not whole:  # the first line alone is longer
-            return set()
+            return {}
         parsing = pacsv.ParseOptions(delimiter=delimiter)
         inferring = pacsv.ConvertOptions(decimal_point=decimal)
         first = pacsv.read_csv(pa.py_buffer(whole), reading, parsing, inferring)
-        return {field.name for field in first.schema if not _is_number(field.type)}
+        found = [field.name for field in first.schema if not _is_number(field.type)]
+        return {name: f"{_first_text(first.column(name), decimal)!r:.50}" for name in found}
 
     return OpenTable(list(names), None, None, batches, texts)
+
+
+def _first_text(column: pa.ChunkedArray, decimal: str) -> str:
+    """Return the first cell that is no number."""
+    for cell in column.cast(pa.string()).to_pylist():
+        try:
+            float((cell or "0").replace(decimal, "."))
+        except ValueError:
+            return str(cell)
+    return str(column[0])

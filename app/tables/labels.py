@@ -118,7 +118,10 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
     unknown = [str(name) for name, index in zip(distinct, found, strict=True) if index is None]
     name = next((one for one in unknown if integer_of(one) is None), unknown[0])
     row = int(np.flatnonzero(names == name)[0])
-    why = "the class names are not known here: send them as `classes`, or indices as labels"
+    why = (
+        "the class names are not known here: name them in the order of the scores with classes=A,B,C, or in "
+        "an array `classes`; or give indices as labels"
+    )
     if classes is not None:
         why = f"which is no class of the model{hint(name, classes)}"
     raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}.")

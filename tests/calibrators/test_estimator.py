@@ -74,6 +74,9 @@ def test_classes_give_the_order_of_the_columns() -> None:
     assert estimator.score(logits, CLASSES[::-1][labels]) > 0.5
     with pytest.raises(ValueError, match=r"= 3 columns, but there are 2 classes in y; give all"):
         BoxCalibrator(method="ts").fit(logits[few], labels[few])
+    more = np.where(np.arange(len(labels)) < 5, "fox", CLASSES[labels])
+    with pytest.raises(ValueError, match=r"= 3 columns, but there are 4 classes in y: .*fox"):
+        BoxCalibrator(method="ts").fit(logits, more)
     with pytest.raises(ValueError, match="`classes` names cat twice"):
         BoxCalibrator(method="ts", classes=["cat", "dog", "cat"]).fit(logits, CLASSES[labels])
     with pytest.raises(ValueError, match="is fox, which is none of"):
@@ -330,7 +333,7 @@ def test_tables_give_the_answers_of_arrays(library: str) -> None:
     np.testing.assert_array_equal(probabilities, expected.predict_proba(logits))
     np.testing.assert_array_equal(calibrator.predict(table), expected.predict(logits))
     other = frames.DataFrame({"cat": logits[:, 0], "dog": logits[:, 1], "fox": logits[:, 2]})
-    with pytest.raises(ValueError, match="name each column by its class"):
+    with pytest.raises(ValueError, match=r"name each column by its class, and give classes that y lacks as"):
         BoxCalibrator("ts").fit(other, y)
     result = fit("ts", table, frames.Series(indices), sample_weight=weight)
     np.testing.assert_array_equal(result.on_arrays(table), expected.result_.on_arrays(logits))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import re
 import unicodedata
 import zipfile
 from collections.abc import Sequence
@@ -225,15 +226,16 @@ def test_a_class_whose_cells_are_no_numbers_is_not_left_out(
     for cell in ("1,5", "high"):
         for names in ("no,yes", "p_no,p_yes"):
             table = f'{names},label\n"{cell}",0.5,no\n' + 30 * "-0.5,1.5,yes\n"
-            reason = f"The column '{names.split(',')[0]}' is that of a class, but not all of its cells are"
-            with pytest.raises(InvalidUpload, match=cell if classes else reason):
+            reason = f"The column '{names.split(',')[0]}' is that of a class, but not all of its cells are "
+            reason += f"numbers: it holds '{cell}'."
+            with pytest.raises(InvalidUpload, match=cell if classes else re.escape(reason)):
                 read(table.encode(), tmp_path, classes)
 
 
 def test_classes_can_be_named_beside_arrays(tmp_path: Path) -> None:
     one = given(NAMES)
     body = npz(logits=one.scores, labels=one.named_labels())
-    with pytest.raises(InvalidUpload, match="send them as `classes`"):
+    with pytest.raises(InvalidUpload, match="classes=A,B,C, or in an array `classes`"):
         read(body, tmp_path)
     assert_same(read(body, tmp_path, declared=Declared(classes=NAMES)), one)
 
@@ -315,6 +317,8 @@ CSV = TABLE.to_csv(index=False)
 FOREIGN = {
     "label": (CSV.replace("label", "Label", 1).encode(), "`Label` is it, set label=Label"),
     "target": (CSV.replace("label", "target", 1).encode(), "`target` is it, set label=target"),
+    "fraud": (CSV.replace("label", "fraud", 1).encode(), r"`fraud`\. Name it: label=NAME"),
+    "percent signs": (b"no,yes,label\n" + 30 * b"12.5%,87.5%,yes\n", "it holds '87.5%'"),
     "no header": (CSV.partition("\n")[2].replace(",ape", ",0").encode(), "needs one column `label`"),
     "numbers alone": (b"0.1,2,0\n" * 30, "first line holds numbers: add a line that names the columns"),
     "UTF-16": (CSV.encode("utf-16"), "text in UTF-16; save it in UTF-8"),
