@@ -231,7 +231,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if not named or (len(columns) == 1 and len(classes) == 2):
             return None
         if named != set(columns) or named != set(classes):
-            others = ", and give classes that y lacks as `classes`" if self.classes is None else ""
+            others = ", and give classes that y does not have as `classes`" if self.classes is None else ""
             raise ValueError(
                 f"The columns are {columns}, and the classes are {classes}: name each column by its class"
                 f"{others}."

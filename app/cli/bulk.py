@@ -120,7 +120,7 @@ class RowFile:
             others = [name for name in names if name != label]
             with readable(kind):
                 self._columns = choose_columns(
-                    [*others, label], backbone.labels, declared, texts=self._table.texts
+                    [*others, label], backbone.labels, declared, self._samples, texts=self._table.texts
                 )
             self._names = self._columns.names
             self._numbers = () if self._columns.is_list else self._columns.names

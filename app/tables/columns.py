@@ -272,9 +272,9 @@ def _score_of_two(name: str, values: Sequence[str]) -> tuple[list[str], list[str
 
 def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]:
     """Order the columns by class."""
-    wanted = _class_columns(others, classes)
-    if len(others) == 1 and len(classes) == 2 and (others[0] == classes[1] or SCORE.fullmatch(others[0])):
+    if _is_one_score(others, classes):
         return list(others)
+    wanted = _class_columns(others, classes)
     missing = [name for name in wanted if name not in others]
     for name in others:
         if name not in wanted:
@@ -288,6 +288,13 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]
             f"missing" + (f", and {len(missing) - 1} more." if len(missing) > 1 else ".")
         )
     return wanted
+
+
+def _is_one_score(others: Sequence[str], classes: Sequence[str]) -> bool:
+    """Whether the only column is the score of the second of two classes."""
+    return (
+        len(classes) == 2 and len(others) == 1 and bool(others[0] == classes[1] or SCORE.fullmatch(others[0]))
+    )
 
 
 def _class_columns(others: Sequence[str], classes: Sequence[str]) -> list[str]:
@@ -306,6 +313,8 @@ def _are_samples(
     others: Sequence[str], inputs: ModelInputs, classes: Sequence[str], scores: str | None
 ) -> bool:
     """Tell the columns of features or texts from those of logits, by their names."""
+    if inputs.table_columns != tuple(others) and _is_one_score(others, classes):
+        return False
     own, of_classes, there = set(inputs.table_columns), set(_class_columns(others, classes)), set(others)
     if own <= there and of_classes <= there and scores is None:
         if own == of_classes or there not in (own, of_classes):

@@ -28,6 +28,7 @@ from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
+from boxcal.app.tables.columns import choose_columns
 from boxcal.app.tables.labels import Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 from tests.app.fitting.files import npy
@@ -344,6 +345,15 @@ def test_bulk_prediction_of_tables(
             bulk.run(tmp_path / name, output, lower=None, upper=None, calibrator=None)
             found = pq.read_table(output)["probabilities"].to_pylist()
             np.testing.assert_allclose(found, expected, atol=1e-5)
+    source.write_bytes(as_parquet(frame.rename(columns={"age": "Age", "text": "review"})))
+    with pytest.raises(UsageError, match=r"in\.parquet: The columns are neither the (text|features) that"):
+        bulk.run(source, output, lower=None, upper=None, calibrator=None)
+
+
+def test_one_column_called_score_is_that_of_the_second_class() -> None:
+    inputs = ModelInputs("onnx:model.onnx", "features", ("no", "yes"), names=tuple(NAMES))
+    found = choose_columns(["score", "label"], ("no", "yes"), Declared(), inputs)
+    assert (found.names, found.kind, found.classes) == (("score",), "logits", ("no", "yes"))
 
 
 def test_a_text_without_tokens_is_named_by_its_row(
