@@ -71,6 +71,14 @@ COPIED = 2**20
 """Up to this many bytes are copied on the event loop: a tenth of a millisecond."""
 SCORES = KINDS
 """What `/calibrate` takes: a member of a JSON body, or the query parameter `scores` with an array."""
+WRITTEN = {
+    "image": '{"image": "<base64>"}',
+    "tensor": '{"tensor": [...]}',
+    "features": '{"features": [...]}',
+    "text": '{"text": "..."}',
+    "tokens": '{"tokens": {...}}',
+}
+"""One input of a JSON body, of each kind."""
 
 T = TypeVar("T")
 
@@ -294,15 +302,17 @@ def json_object(body: bytes, members: tuple[str, ...], shape: str = "") -> Mappi
         )
     for name in document:
         if name not in members:
-            place = _place_of(name, document[name]) if "options" in members else ""
+            place = _place_of(name, document[name], members) if "options" in members else ""
             raise InvalidParameter(
                 f"The body has a member {name!r:.100}{place}; it may have {', '.join(members)}.{shape}"
             )
     return document
 
 
-def _place_of(name: str, value: Any) -> str:
-    """Say where a member of a request belongs that is not one of its body's."""
+def _place_of(name: str, value: Any, members: tuple[str, ...]) -> str:
+    """Say where a member of a request belongs that is not one of its body's `members`."""
+    if name in WRITTEN and "inputs" in members:
+        return f'; write {{"inputs": [{WRITTEN[name]}]}}'
     if name in SCORES and isinstance(value, list):
         return f"; POST /calibrate takes {name}"
     if name == "model":

@@ -26,7 +26,7 @@ from boxcal.app.http.problems import (
     InvalidParameter,
     TooManySamples,
 )
-from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, RequestBody
+from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, WRITTEN, RequestBody
 from boxcal.app.predict.lanes import PendingImage
 from boxcal.calibrators.errors import hint
 from boxcal.models import BackboneError, TooManyPixels
@@ -38,13 +38,6 @@ MEMBERS: Mapping[str, type | tuple[type, ...]] = {
     "tensor": list, "features": (list, dict), "text": str, "tokens": dict,
 }  # fmt: skip
 """What one input of a JSON body may be besides an image, and its type."""
-WRITTEN = {
-    "image": '{"image": "<base64>"}',
-    "tensor": '{"tensor": [...]}',
-    "features": '{"features": [...]}',
-    "text": '{"text": "..."}',
-    "tokens": '{"tokens": {...}}',
-}
 IMAGES_PER_REQUEST = 20
 """Images of the largest size whose pixels one request may hold; all requests may hold twice as many."""
 LARGE_IMAGE_PIXELS = 4_000_000

@@ -294,6 +294,17 @@ def test_who_sends_logits_to_the_model_is_told_where_they_go(http: httpx.Client,
     assert f"has a member '{member}'; POST /calibrate takes {member}; it may have" in refused.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("member", "value", "written"),
+    [("image", "aGk=", '{"image": "<base64>"}'), ("features", {"age": 3}, '{"features": [...]}')],
+)
+def test_one_input_without_its_list_is_told_how_it_is_written(
+    http: httpx.Client, member: str, value: Any, written: str
+) -> None:
+    detail = problem(http.post("/predict", json={member: value}), 422)
+    assert f"a member '{member}'; write {{\"inputs\": [{written}]}}; it may have" in detail
+
+
 def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) -> None:
     file = ("digit.png", digits.png(0))
     assert "no `file` part" in problem(http.post("/predict", files={"options": (None, "{}")}), 422)
