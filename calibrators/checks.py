@@ -84,8 +84,8 @@ def check_data(data: ValidationSet) -> list[DataWarning]:
     """
     rows, logits, labels, num_classes = data.facts, data.logits, data.labels, data.num_classes
     found = [
-        _classes(labels, num_classes),
-        _rare_classes(labels, num_classes),
+        _classes(data),
+        _rare_classes(data),
         _no_errors(rows, labels),
         _other_kind(rows, logits) or _normalised(rows, num_classes),
         _constant(rows),
@@ -99,7 +99,7 @@ def check_data(data: ValidationSet) -> list[DataWarning]:
         wrong := _error_rate(rows, logits, labels) or _unrelated(logits, labels)
     ):
         warnings.append(wrong)
-    elif data.weights is None and (mix := _class_mix(logits, labels)):
+    elif data.weights is None and (mix := _class_mix(data)):
         warnings.append(mix)
     return warnings
 
@@ -125,7 +125,7 @@ def check_fit(method: str, data: ValidationSet) -> list[DataWarning]:
     absent = absent_classes(labels, data.num_classes)
     if len(absent) and one.is_per_class:
         message = (
-            f"`{method}` fits parameters per class, but {_named(absent)} no sample:"
+            f"`{method}` fits parameters per class, but {_named(data, absent)} no sample:"
             " it makes such classes nearly impossible"
         )
         warnings.append(DataWarning("no_data_for_class", "serious", message, count))
@@ -199,28 +199,29 @@ def check_known(rows: Sketch, known: Sketch) -> list[DataWarning]:
     return [DataWarning("known_rows", "warning", message, round(share * rows.count))]
 
 
-def _classes(labels: Labels, num_classes: int) -> DataWarning | None:
+def _classes(data: ValidationSet) -> DataWarning | None:
     """Find absent classes, unless there are so few samples that some are absent by chance."""
-    count = len(labels)
+    count, labels, num_classes = len(data), data.labels, data.num_classes
     absent = absent_classes(labels, num_classes)
     if len(absent) == num_classes - 1:
-        message = f"every label is {labels[0]}: the set shows nothing about the {len(absent)} other classes"
+        only = data.name_of(labels[0])
+        message = f"every label is {only}: the set shows nothing about the {len(absent)} other classes"
         return DataWarning("one_class", "serious", message, count)
     if not len(absent) or may_miss_classes(count, num_classes):
         return None
-    message = f"{_named(absent)} no sample among {count:,}: the set shows nothing about {_them(absent)}"
+    message = f"{_named(data, absent)} no sample among {count:,}: the set shows nothing about {_them(absent)}"
     return DataWarning("absent_classes", "serious", message, count)
 
 
-def _rare_classes(labels: Labels, num_classes: int) -> DataWarning | None:
+def _rare_classes(data: ValidationSet) -> DataWarning | None:
     """Find classes with a few samples, unless the set is so small that this is expected."""
-    counts = np.bincount(labels, minlength=num_classes)
-    rare = rare_classes(labels, num_classes)
+    counts = np.bincount(data.labels, minlength=data.num_classes)
+    rare = rare_classes(data.labels, data.num_classes)
     rare = rare[counts[rare] > 0]
     if not len(rare):
         return None
     message = (
-        f"{_named(rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
+        f"{_named(data, rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
         f" parameters per class fit {_them(rare)} badly; from ten samples on `auto` takes `vector`, `sms`"
         " and, for at most 20 classes, `dirichlet` or `polynomial`"
     )
@@ -354,9 +355,10 @@ def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
     return DataWarning(UNRELATED_LABELS, severity, message, rows)
 
 
-def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
+def _class_mix(data: ValidationSet) -> DataWarning | None:
     """Find samples that were drawn in equal numbers of two classes, where the logits expect other numbers."""
-    counts = np.bincount(labels, minlength=logits.shape[1])
+    logits, labels = data.logits, data.labels
+    counts = np.bincount(labels, minlength=data.num_classes)
     if len(counts) != 2 or counts.max() - counts.min() > EQUAL * counts.mean():
         return None
     found = intercept(logits, labels)
@@ -364,19 +366,19 @@ def _class_mix(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
         return None
     if abs(found.value) - 3.0 * found.error <= SHIFTED:
         return None
-    rare = int(found.value > 0.0)
+    rare, share = data.name_of(int(found.value > 0.0)), 1.0 / (1.0 + math.exp(abs(found.value)))
     message = (
         f"both classes have about {counts.mean():,.0f} samples, as after a draw by class, but the logits"
-        f" expect {1.0 / (1.0 + math.exp(abs(found.value))):.1%} of class {rare}. If requests have that"
+        f" expect {share:.1%} of class {rare}. If requests have that"
         " share, a fit to these samples is wrong for them: fit to samples in the proportions of the"
         " requests, or with weights"
     )
     return DataWarning("class_mix", "serious", message, len(labels))
 
 
-def _named(classes: NDArray[np.int64]) -> str:
+def _named(data: ValidationSet, classes: NDArray[np.int64]) -> str:
     """Name classes as the subject of a sentence, with its verb."""
-    first = ", ".join(str(one) for one in classes[:5])
+    first = ", ".join(data.name_of(one) for one in classes[:5])
     if len(classes) == 1:
         return f"class {first} has"
     more = f" and {len(classes) - 5} more" if len(classes) > 5 else ""

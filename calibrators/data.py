@@ -5,7 +5,7 @@ Folds of a validation set; the copies of a row, and the rows of a group, are alw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,8 @@ class ValidationSet:
         (N,) int64: samples of one number are not independent, and share a fold.
     weights : ndarray or None
         (N,) float64, above 0, of mean 1: how much each sample counts.
+    classes : sequence of str or None
+        Names of the K classes, by which warnings call them.
     """
 
     logits: NDArray[Any]
@@ -58,6 +60,7 @@ class ValidationSet:
     backbone: Backbone | None = None
     groups: Indices | None = None
     weights: Floats | None = None
+    classes: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,6 +73,11 @@ class ValidationSet:
     @property
     def num_classes(self) -> int:
         return int(self.logits.shape[1])
+
+    def name_of(self, index: int) -> str:
+        """Return the name of a class in quotes, or its index where it has no other name."""
+        name = str(index) if self.classes is None else self.classes[index]
+        return name if name == str(index) else f"{name!r:.50}"
 
     @cached_property
     def scores(self) -> Floats:
@@ -249,6 +257,7 @@ def check_validation_set(
     backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
+    classes: Sequence[str] | None = None,
 ) -> ValidationSet:
     """Check a validation set: finite logits (N, K), N and K of at least 2, N labels below K, and the rest.
 
@@ -263,7 +272,7 @@ def check_validation_set(
     num_samples, num_classes = checked.shape
     if num_samples < FEWEST_SAMPLES:
         raise InvalidDataError(f"a fit needs at least {FEWEST_SAMPLES} samples, not N = {num_samples}")
-    classes = check_labels(labels, num_samples, num_classes)
+    indices = check_labels(labels, num_samples, num_classes)
     own_features = None if features is None else _finite(features, "features", (num_samples, None))
     own_head = None
     if head is not None:
@@ -279,7 +288,9 @@ def check_validation_set(
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
     own_groups = None if groups is None else check_groups(groups, num_samples)
-    data = ValidationSet(checked, classes, own_features, own_head, own_inputs, backbone, own_groups)
+    data = ValidationSet(
+        checked, indices, own_features, own_head, own_inputs, backbone, own_groups, classes=classes
+    )
     return data if sample_weight is None else _weighted(data, check_weights(sample_weight, num_samples))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -30,9 +30,11 @@ from sklearn.utils.validation import (
 )
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
+from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.html_report import fit_fragment
-from boxcal.calibrators.fitting import FitResult, fit
+from boxcal.calibrators.fitting.api import fit_warning
+from boxcal.calibrators.fitting.result import FitResult
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.constants import check_entries, check_sums
@@ -187,17 +189,14 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         self._check_arguments(self.classes_)
         if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
             raise InvalidDataError(_in_python(refusal))
-        result: FitResult = fit(
-            self.method,
+        data = check_validation_set(
             self._as_logits(values),
             indices,
-            sample_weight=sample_weight,
             groups=groups,
-            seed=self.seed,
-            budget_seconds=self.budget_seconds,
+            sample_weight=sample_weight,
+            classes=[str(name) for name in self.classes_],
         )
-        named = result.on_arrays.named([str(name) for name in self.classes_])
-        self.result_ = replace(result, on_arrays=named)
+        self.result_ = fit_warning(self.method, data, seed=self.seed, budget_seconds=self.budget_seconds)
         return self
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:

@@ -88,7 +88,7 @@ def read_checked(
         )
         extras, notes = extras_of(stored, wanted, settings)
         logits, own = stored.arrays()
-        data = check_validation_set(logits, own, **extras, **stored.grouping)
+        data = check_validation_set(logits, own, **extras, **stored.grouping, classes=stored.classes)
         warnings = stored.notes + [one.to_dict() for one in check_data(data)]
         found = CheckedFile(data, stored.classes, stored.columns, warnings)
     for note in notes:

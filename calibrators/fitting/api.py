@@ -96,11 +96,17 @@ def fit(
         backbone=backbone,
         groups=groups,
         sample_weight=sample_weight,
+        classes=classes,
     )
-    result = fit_data(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
+    return fit_warning(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
+
+
+def fit_warning(method: str, data: ValidationSet, **options: Any) -> FitResult:
+    """Fit to checked data, warn of what is seriously wrong with them, and keep the names of their classes."""
+    result = fit_data(method, data, **options)
     warnings = (*check_fit(method, data), *result.warnings)
     warn_of_serious(warnings)
-    return replace(result, on_arrays=result.on_arrays.named(classes), warnings=warnings)
+    return replace(result, on_arrays=result.on_arrays.named(data.classes), warnings=warnings)
 
 
 @one_library_thread()

@@ -176,6 +176,8 @@ def test_a_warning_names_the_error_rate_the_class_or_the_number_of_rows() -> Non
     assert "labels may not belong to these logits" in warning.message
     (absent,) = warnings_of(*without_class(logits, labels))
     assert "class 3 has no sample among" in absent.message
+    named = check_validation_set(*without_class(logits, labels), classes=[*"012", "cat", *"456789"])
+    assert "class 'cat' has no sample among" in check_data(named)[0].message
     (zero,) = (one for one in warnings_of(*zeros(logits, labels)) if one.code == "zero_probability")
     assert (zero.rows, zero.message[:44]) == (20, "20 rows give the true class probability 0. A")
 

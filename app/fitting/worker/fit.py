@@ -114,7 +114,7 @@ def perform(task: FitTask, progress: Progress, *, draws: bool = True) -> FitOutc
     extras = read_besides_logits(task, data, required_by, _part(progress, 0.0, begin))
     extras |= data.grouping
     progress(begin, "checking the validation set")
-    checked = check_validation_set(*data.arrays(), **extras)
+    checked = check_validation_set(*data.arrays(), classes=data.classes, **extras)
     result = fit_data(
         task.method,
         checked,
