@@ -199,6 +199,18 @@ def check_known(rows: Sketch, known: Sketch) -> list[DataWarning]:
     return [DataWarning("known_rows", "warning", message, round(share * rows.count))]
 
 
+def check_test(rows: Sketch, fitted: Sketch) -> list[DataWarning]:
+    """Warn where most rows that judge methods are among those that these are fitted to."""
+    share = overlap(rows, fitted)
+    if share < KNOWN:
+        return []
+    message = (
+        f"about {share:.0%} of the rows are among those that the methods are fitted to, so the comparison"
+        " shows how well they fit, not how well they do on new data"
+    )
+    return [DataWarning("known_rows", "serious", message, round(share * rows.count))]
+
+
 def _classes(data: ValidationSet) -> DataWarning | None:
     """Find absent classes, unless there are so few samples that some are absent by chance."""
     count, labels, num_classes = len(data), data.labels, data.num_classes

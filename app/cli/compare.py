@@ -59,6 +59,7 @@ def compare(
 ) -> None:
     """Fit several methods to the same data and compare them."""
     from boxcal.app.fitting.worker.requirements import FEATURES
+    from boxcal.calibrators.checks import check_test
     from boxcal.calibrators.evaluation import comparison as comparing
     from boxcal.calibrators.method import parse, reads_of_methods
 
@@ -73,6 +74,8 @@ def compare(
         if test is not None:
             names = sets[0].classes
             sets.append(read_checked(test, None, advance, wanted, declared=declared, classes=names))
+            known = check_test(sets[1].data.sketch, sets[0].data.sketch)
+            sets[1].warnings.extend(one.to_dict() for one in known)
     for path, one in zip((file, test), sets, strict=False):
         show_warnings(one.warnings, path)
     with progress_bar("comparing") as advance:
@@ -93,7 +96,7 @@ def _show(comparison: MethodComparison) -> None:
     from boxcal.calibrators.evaluation.comparison import IN_BRACKETS, LEGEND
 
     judged = (
-        f"judged on {comparison.test_samples} others"
+        f"judged on {comparison.test_samples} test samples"
         if comparison.test_samples
         else f"cross-fitted in {comparison.folds} folds"
     )

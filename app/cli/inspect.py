@@ -1,4 +1,4 @@
-"""`boxcal inspect`: what a model reads and returns, and the declaration that would serve an ONNX file.
+"""`boxcal inspect`: what a model or calibrator reads and returns, and the declaration for an ONNX file.
 
 An ONNX file may come from a stranger: it is opened and tried in a process in a sandbox, which reads no other
 folder.
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -29,7 +30,10 @@ MOST_FOUND_BYTES = 16 * 2**20
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="An ONNX file, or a model as in BOXCAL_MODEL.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX file, a model as in BOXCAL_MODEL, or a saved calibrator."
+        ),
     ],
     *,
     write: Annotated[bool, typer.Option("--write", help="Save the declaration beside the model.")] = False,
@@ -40,7 +44,7 @@ def inspect(
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
-        _named(model, as_json=as_json)
+        (_saved if path.suffix == ".safetensors" else _named)(model, as_json=as_json)
         return
     beside = path.with_suffix(".json")
     if write and beside.exists():
@@ -128,23 +132,47 @@ def _named(model: str, *, as_json: bool) -> None:
     if as_json:
         write_json(asdict(found))
         return
-    shown = ", ".join(found.labels[:SHOWN_LABELS])
-    more = len(found.labels) - SHOWN_LABELS
+    _show(
+        {
+            "model": found.model,
+            "reads": f"{found.inputs} ({' or '.join(found.members)})" if found.members else "no inputs",
+            "input": _sizes(found.input_shape),
+            "preprocessing": json.dumps(found.preprocessing) if found.preprocessing else "",
+            "classes": _listed(found.labels),
+            "logits of 2 inputs": _sizes(found.output_shape),
+            "features for fc and ta": "yes" if found.has_features else "no",
+        }
+    )
+    for note in found.notes:
+        messages().print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+
+
+def _saved(path: str, *, as_json: bool) -> None:
+    """Show a calibrator that `boxcal fit --output` has saved."""
+    from boxcal.app.cli.validation import saved_calibrator
+
+    found = saved_calibrator(path)
+    spec, classes = found.spec, [*(found.classes or map(str, range(found.num_classes)))]
+    if as_json:
+        write_json({**spec, "classes": classes})
+        return
+    parameters = {name: json.dumps(value) for name, value in spec["parameters"].items()}
+    _show({"method": found.method, "reads": found.reads, "classes": _listed(classes)} | parameters)
+
+
+def _show(rows: dict[str, str]) -> None:
     table = plain_table("", "")
-    for name, text in {
-        "model": found.model,
-        "reads": f"{found.inputs} ({' or '.join(found.members)})" if found.members else "no inputs",
-        "input": _sizes(found.input_shape),
-        "preprocessing": json.dumps(found.preprocessing) if found.preprocessing else "",
-        "classes": f"{len(found.labels)}: {shown}{f', and {more} more' if more > 0 else ''}",
-        "logits of 2 inputs": _sizes(found.output_shape),
-        "features for fc and ta": "yes" if found.has_features else "no",
-    }.items():
+    for name, text in rows.items():
         if text:
             table.add_row(name, escape(text))
     screen().print(table)
-    for note in found.notes:
-        messages().print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+
+
+def _listed(labels: Sequence[str]) -> str:
+    """Give the number of classes, and the names of the first."""
+    more = len(labels) - SHOWN_LABELS
+    shown = ", ".join(labels[:SHOWN_LABELS])
+    return f"{len(labels)}: {shown}{f', and {more} more' if more > 0 else ''}"
 
 
 def _sizes(shape: tuple[Any, ...]) -> str:

@@ -40,6 +40,11 @@ def test_methods_side_by_side(boxcal: Boxcal, validation_file: Path, test_file: 
     assert str(markdown) in ended.stderr
 
 
+def test_rows_that_methods_were_fitted_to_do_not_judge_them(boxcal: Boxcal, validation_file: Path) -> None:
+    shown = boxcal("compare", validation_file, "--test", validation_file, "--method", "ts")
+    assert "serious: about 100% of the rows are among those that the methods are fitted to" in shown.stderr
+
+
 def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
     shown = boxcal("compare", validation_file, *METHODS)
     assert shown.code == 0

@@ -15,6 +15,9 @@ from onnx import TensorProto, helper, load, save
 
 from boxcal.app.cli.inspect import inspect
 from boxcal.app.cli.output import UsageError, escape, write_json
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.maps.constant_box import ConstantBounds
+from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.models import BackboneError
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
@@ -314,3 +317,22 @@ def test_weights_in_other_folders_are_refused(tmp_path: Path, location: str) -> 
     save(model, path)
     with pytest.raises(BackboneError, match=f"stores weights in '{location}', which is not beside it"):
         inspect_model(path)
+
+
+def test_a_saved_calibrator_is_shown(boxcal: Boxcal, tmp_path: Path) -> None:
+    bounds = ConstantBounds(3, {"lower": 0.125, "upper": 0.75})
+    saved = ArrayCalibrator("pb", IdentityMap(3), bounds, 3, classes=["ape", "bee", "cat"])
+    (tmp_path / "fitted.safetensors").write_bytes(saved.to_bytes())
+    assert boxcal("inspect", tmp_path / "fitted.safetensors", "--json").json == {
+        "method": "pb",
+        "num_classes": 3,
+        "reads": "logits",
+        "parameters": {"lower": 0.125, "upper": 0.75},
+        "classes": ["ape", "bee", "cat"],
+    }
+    rows = [
+        line.split(maxsplit=1)
+        for line in boxcal("inspect", tmp_path / "fitted.safetensors").stdout.splitlines()
+    ]
+    assert ["classes", "3: ape, bee, cat"] in rows
+    assert ["upper", "0.75"] in rows
