@@ -25,6 +25,7 @@ from boxcal.calibrators.maps.parameters import Values
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.method import adjusted_method
 from boxcal.calibrators.operator.constants import meet
+from boxcal.calibrators.row_statistics import Sketch
 from boxcal.calibrators.temperature_fast_path import TemperatureRows, solve_rows, temperature_rows
 
 INPUTS_AT_ONCE = 256
@@ -50,6 +51,7 @@ class TwoStages:
     """A logit map T and a bound map (a, b): what calibrators on arrays and on tensors share.
 
     `classes`: the names of the classes in the order of the columns; None where they are their indices.
+    `sketch`: of the rows that it was fitted to; None where they are not known.
     """
 
     method: str
@@ -58,6 +60,7 @@ class TwoStages:
     num_classes: int
     _: KW_ONLY
     classes: Sequence[str] | None = None
+    sketch: Sketch | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:
@@ -88,10 +91,14 @@ class TwoStages:
         """Return the same calibrator with the names of its classes, which `to_bytes` keeps."""
         return replace(self, classes=classes)
 
+    def fitted_to(self, data: ValidationSet) -> Self:
+        """Return the same calibrator with the names of the classes, and a sketch of the rows, of its data."""
+        return replace(self, classes=data.classes, sketch=data.sketch)
+
     def to_bytes(self) -> bytes:
         """Serialise as safetensors with a JSON spec."""
         maps = self.logit_map, self.bound_map
-        return artifact.write(*maps, self.spec, classes=self.classes)
+        return artifact.write(*maps, self.spec, classes=self.classes, sketch=self.sketch)
 
     @property
     def reads(self) -> Reads:

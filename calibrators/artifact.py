@@ -26,6 +26,7 @@ from boxcal.calibrators.maps.parameterised_temperature import ParameterisedTempe
 from boxcal.calibrators.maps.parameters import Array
 from boxcal.calibrators.maps.stack import FLOOR, WEIGHTS, Component, Stack
 from boxcal.calibrators.method import BOUND_MAPS, Method, parse, parse_stored
+from boxcal.calibrators.row_statistics import SKETCHED, Sketch
 
 FORMAT = "boxcal-calibrator"
 LOGIT_MAP, BOUND_MAP = "logit_map", "bound_map"
@@ -43,6 +44,7 @@ class Content(NamedTuple):
     num_classes: int
     # The names of the classes in the order of the columns; None where they are not known
     classes: tuple[str, ...] | None = None
+    sketch: Sketch | None = None  # Of the rows that it was fitted to; None where they are not known
 
 
 def write(
@@ -51,6 +53,7 @@ def write(
     spec: dict[str, Any],
     *,
     classes: Sequence[str] | None = None,
+    sketch: Sketch | None = None,
 ) -> bytes:
     """Serialise a calibrator's two maps and its spec; equal calibrators give equal bytes."""
     tensors = {
@@ -61,6 +64,8 @@ def write(
     document = {"format": FORMAT, "version": VERSION, **spec}
     if classes is not None:
         document["classes"] = list(classes)
+    if sketch is not None:
+        document["fitted_to"] = sketch.to_dict()
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
 
 
@@ -88,7 +93,7 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
-    return Content(name, logit_map, bound_map, num_classes, _classes(spec, num_classes))
+    return Content(name, logit_map, bound_map, num_classes, _classes(spec, num_classes), _sketch(spec))
 
 
 def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
@@ -100,6 +105,18 @@ def _classes(spec: dict[str, Any], num_classes: int) -> tuple[str, ...] | None:
     if not len(classes) == len(set(classes)) == num_classes:
         raise ArtifactError(f"the spec names {len(set(classes))} classes, not {num_classes}")
     return tuple(classes)
+
+
+def _sketch(spec: dict[str, Any]) -> Sketch | None:
+    if "fitted_to" not in spec:
+        return None
+    try:
+        sketch = Sketch.read(spec["fitted_to"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError("the spec's `fitted_to` is no sketch of rows") from error
+    if (found := len(sketch.hashes)) > SKETCHED:
+        raise ArtifactError(f"the spec's `fitted_to` has {found} hashes; a sketch has {SKETCHED}")
+    return sketch
 
 
 def _logit_map(method: Method, tensors: Mapping[str, Array], num_classes: int, part: str) -> LogitMap:

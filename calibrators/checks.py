@@ -187,28 +187,15 @@ def check_changed(changed: int, count: int, before: float, after: float) -> list
     return [DataWarning("labels_changed", "warning", message, changed)]
 
 
-def check_known(rows: Sketch, known: Sketch) -> list[DataWarning]:
-    """Warn where most rows are among those that the active calibrator was fitted to."""
+def check_known(
+    rows: Sketch, known: Sketch, who: str, effect: str, severity: Severity = "serious"
+) -> list[DataWarning]:
+    """Warn where most rows are among those that something was fitted to; says to `who`, and the `effect`."""
     share = overlap(rows, known)
     if share < KNOWN:
         return []
-    message = (
-        f"about {share:.0%} of the rows are among those that the active calibrator was fitted to,"
-        " so the comparison favours the active calibrator"
-    )
-    return [DataWarning("known_rows", "warning", message, round(share * rows.count))]
-
-
-def check_test(rows: Sketch, fitted: Sketch) -> list[DataWarning]:
-    """Warn where most rows that judge methods are among those that these are fitted to."""
-    share = overlap(rows, fitted)
-    if share < KNOWN:
-        return []
-    message = (
-        f"about {share:.0%} of the rows are among those that the methods are fitted to, so the comparison"
-        " shows how well they fit, not how well they do on new data"
-    )
-    return [DataWarning("known_rows", "serious", message, round(share * rows.count))]
+    message = f"about {share:.0%} of the rows are among those that {who} fitted to, so {effect}"
+    return [DataWarning("known_rows", severity, message, round(share * rows.count))]
 
 
 def _classes(data: ValidationSet) -> DataWarning | None:

@@ -59,7 +59,7 @@ def compare(
 ) -> None:
     """Fit several methods to the same data and compare them."""
     from boxcal.app.fitting.worker.requirements import FEATURES
-    from boxcal.calibrators.checks import check_test
+    from boxcal.calibrators.checks import check_known
     from boxcal.calibrators.evaluation import comparison as comparing
     from boxcal.calibrators.method import parse, reads_of_methods
 
@@ -74,7 +74,12 @@ def compare(
         if test is not None:
             names = sets[0].classes
             sets.append(read_checked(test, None, advance, wanted, declared=declared, classes=names))
-            known = check_test(sets[1].data.sketch, sets[0].data.sketch)
+            known = check_known(
+                sets[1].data.sketch,
+                sets[0].data.sketch,
+                "the methods are",
+                "the comparison shows how well they fit, not how well they do on new data",
+            )
             sets[1].warnings.extend(one.to_dict() for one in known)
     for path, one in zip((file, test), sets, strict=False):
         show_warnings(one.warnings, path)

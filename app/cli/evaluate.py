@@ -26,11 +26,13 @@ from boxcal.app.cli.validation import read_checked, saved_calibrator
 from boxcal.app.fitting.worker.reading import holds_images
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.checks import check_known
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.evaluation.crossfit import answers_on
 from boxcal.calibrators.evaluation.evaluate import Evaluation, compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes, softmax_rows
 from boxcal.calibrators.evaluation.verdict import sentence
+from boxcal.calibrators.row_statistics import Sketch
 
 ROWS_PER_REQUEST = 1000
 SIGNIFICANT = 0.05
@@ -56,7 +58,11 @@ def run(
         read = read_checked(file, labels, advance, wanted, declared=declared, classes=_classes(loaded, url))
     checked, columns, warnings = read.data, read.columns, read.warnings
     with naming(file):
-        name, probabilities, predicted = _calibrated(checked, loaded, calibrator, url)
+        name, probabilities, predicted, known = _calibrated(checked, loaded, calibrator, url)
+    if known is not None:
+        effect = "its metrics are better than on new data"
+        found = check_known(checked.sketch, known, "the calibrator was", effect)
+        warnings = warnings + [one.to_dict() for one in found]
 
     def judged(rows: Any, labels: Floats | None = None) -> Evaluation:
         return judge(outcomes(rows, checked.labels, labels, checked.units, weights=checked.weights))
@@ -108,17 +114,19 @@ def _verdict(document: dict[str, Any]) -> str:
 
 def _calibrated(
     data: ValidationSet, loaded: ArrayCalibrator | None, calibrator: str | None, url: str | None
-) -> tuple[str | None, Floats | None, Floats | None]:
-    """Name a calibrator and return its probabilities (N, K) and labels (N,); None for each without one."""
+) -> tuple[str | None, Floats | None, Floats | None, Sketch | None]:
+    """Give a calibrator's name, probabilities (N, K), labels (N,) and sketch; None without one."""
     if url is not None:
         return _through_service(data.logits, calibrator, url)
     if loaded is None:
-        return None, None, None
+        return None, None, None, None
     answer = answers_on(loaded, data)
-    return loaded.method, answer.probabilities, answer.predicted
+    return loaded.method, answer.probabilities, answer.predicted, loaded.sketch
 
 
-def _through_service(logits: Floats, calibrator: str | None, url: str) -> tuple[str, Floats, Floats]:
+def _through_service(
+    logits: Floats, calibrator: str | None, url: str
+) -> tuple[str, Floats, Floats, Sketch | None]:
     from boxcal.app.client import BoxcalClient
 
     version = None if calibrator is None else version_of(calibrator)
@@ -134,10 +142,12 @@ def _through_service(logits: Floats, calibrator: str | None, url: str) -> tuple[
             probabilities += [prediction.probabilities for prediction in answer.predictions]
             predicted += [prediction.index for prediction in answer.predictions]
             advance((first + len(rows)) / len(logits), "")
+        known = client.report(version).get("sketch") if version else None
     return (
         f"{answer.calibrator.version} ({answer.calibrator.method})",
         np.array(probabilities),
         np.array(predicted),
+        None if known is None else Sketch.read(known),
     )
 
 

@@ -324,7 +324,9 @@ def report_on(
     ]
     accuracies = [side.scored.mean(side.scored.correct) for side in (before, after)]
     warnings += check_changed(changed, len(data), *accuracies)
-    warnings += check_known(sketch, known) if known is not None else []
+    if known is not None:
+        effect = "the comparison favours the active calibrator"
+        warnings += check_known(sketch, known, "the active calibrator was", effect, "warning")
     report = Report(
         method=method,
         samples=len(data),

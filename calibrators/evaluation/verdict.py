@@ -111,11 +111,14 @@ def sentence(report: Mapping[str, Any]) -> str:
     if higher:
         said += ", but " if sign < 0 else ", and "
         said += " and ".join(_change(name, found[name]) for name in higher)
+    serious = {warning["code"] for warning in report["warnings"] if warning["severity"] == "serious"}
     if higher or sign > 0:
         lead = "Do not use it"
     elif sign == 0:
         lead = "No clear gain"
-    elif any(warning["severity"] == "serious" for warning in report["warnings"]):
+    elif serious == {"known_rows"}:
+        lead = "Judge it on other data"
+    elif serious:
         lead = "Correct the data first"
     else:
         lead = "Use it"

@@ -102,11 +102,11 @@ def fit(
 
 
 def fit_warning(method: str, data: ValidationSet, **options: Any) -> FitResult:
-    """Fit to checked data, warn of what is seriously wrong with them, and keep the names of their classes."""
+    """Fit to checked data, and warn of what is seriously wrong with them."""
     result = fit_data(method, data, **options)
     warnings = (*check_fit(method, data), *result.warnings)
     warn_of_serious(warnings)
-    return replace(result, on_arrays=result.on_arrays.named(data.classes), warnings=warnings)
+    return replace(result, on_arrays=result.on_arrays.fitted_to(data), warnings=warnings)
 
 
 @one_library_thread()

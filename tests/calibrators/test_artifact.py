@@ -1,6 +1,7 @@
 import json
 import struct
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load, save
@@ -8,6 +9,7 @@ from safetensors.torch import load, save
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import ArtifactError
+from boxcal.calibrators.row_statistics import Sketch
 from tests.calibrators.samples import contaminated
 
 
@@ -43,6 +45,9 @@ def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | Non
         (with_spec({"num_classes": 1}), "num_classes is 1"),
         (with_spec({"num_classes": True}), "num_classes is True"),
         (with_spec({"num_classes": 10**12}), "num_classes is 1000000000000"),
+        (with_spec({"fitted_to": 3}), "`fitted_to` is no sketch"),
+        (with_spec({"fitted_to": {"hashes": ["x"], "count": 9}}), "`fitted_to` is no sketch"),
+        (with_spec({"fitted_to": {"hashes": ["1"] * 257, "count": 9}}), "has 257 hashes; a sketch has 256"),
         (with_spec({}, {"bound_map.lower": number(0.1)}), "'bound_map.upper'.* missing"),
         (with_spec({}, {"bound_map.lower": torch.ones(2).double()}), "shape \\(\\); it is \\(2,\\)"),
         (with_spec({"method": "ts"}), "'logit_map.temperature'"),
@@ -60,6 +65,14 @@ def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | Non
 def test_what_is_no_calibrator_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         Calibrator.from_bytes(data)
+
+
+def test_a_calibrator_keeps_hashes_of_the_rows_that_it_was_fitted_to() -> None:
+    logits, labels = contaminated(600, 4)
+    fitted = fit("ts", logits, labels).calibrator
+    read = ArrayCalibrator.from_bytes(fitted.to_bytes()).sketch
+    assert read == fitted.sketch == Sketch.of(np.asarray(logits))
+    assert (len(read.hashes), read.count) == (256, 600)
 
 
 def test_every_truncation_is_refused() -> None:

@@ -374,9 +374,9 @@ def test_a_sketch_tells_how_many_rows_are_known() -> None:
         logits[:900],
         np.concatenate([logits[:1500], other[:500]]),
     ):
-        assert codes(check_known(Sketch.of(rows), known)) == ["known_rows"]
+        assert codes(check_known(Sketch.of(rows), known, "it was", "it seems better")) == ["known_rows"]
     for rows in (np.concatenate([logits[:300], other[:700]]), other):
-        assert check_known(Sketch.of(rows), known) == []
+        assert check_known(Sketch.of(rows), known, "it was", "it seems better") == []
 
 
 def codes(warnings: list[DataWarning]) -> list[str]:

@@ -6,18 +6,17 @@ Versions answer every sample as they are; methods are cross-fitted. So all diffe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
 from boxcal.app.fitting.worker.fit import SEED, read_besides_logits
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.checks import KNOWN
+from boxcal.calibrators.checks import check_known
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.evaluation.comparison import BASELINE, MethodComparison, MetricScore, compare_methods
 from boxcal.calibrators.evaluation.verdict import NAMES
 from boxcal.calibrators.method import reads_of_methods
-from boxcal.calibrators.row_statistics import Sketch, overlap
+from boxcal.calibrators.row_statistics import Sketch
 
 UNCLEAR = "not clearly different"
 
@@ -45,7 +44,18 @@ def compare(task: CompareTask, progress: Callable[[float, str], None]) -> Compar
         progress=progress,
     )
     sketch = Sketch.of(logits)
-    warnings = [found for one in task.versions if (found := _known(one, sketch)) is not None]
+    warnings = [
+        warning.to_dict()
+        for one in task.versions
+        if one.known is not None
+        for warning in check_known(
+            sketch,
+            Sketch.read(one.known),
+            f"{name_of(one)} was",
+            "it does worse on new data",
+            "warning",
+        )
+    ]
     return Compared(
         {
             **comparison.to_dict(),
@@ -85,17 +95,3 @@ def _sentence(name: str, base: str, scores: dict[str, MetricScore]) -> str:
 
 def _listed(words: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-
-
-def _known(stored: StoredVersion, sketch: Sketch) -> dict[str, Any] | None:
-    """Warn where a version was fitted to many of the rows."""
-    share = 0.0 if stored.known is None else overlap(sketch, Sketch.read(stored.known))
-    if share < KNOWN:
-        return None
-    return {
-        "code": "known_rows",
-        "severity": "warning",
-        "message": f"about {share:.0%} of the rows are among those that {name_of(stored)} was fitted to, so "
-        "it does worse on new data",
-        "rows": round(share * sketch.count),
-    }

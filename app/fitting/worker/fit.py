@@ -146,7 +146,7 @@ def perform(task: FitTask, progress: Progress, *, draws: bool = True) -> FitOutc
     }
     if data.columns is not None:
         document["fit"]["columns"] = data.columns
-    calibrator = result.on_arrays.named(data.classes)
+    calibrator = result.on_arrays.fitted_to(checked)
     artifact = calibrator.to_bytes()
     source = extras["features"] if calibrator.reads == requirements.FEATURES else checked.logits
     _check_round_trip(calibrator, artifact, source[:ROUND_TRIP_ROWS])

@@ -115,8 +115,15 @@ def test_evaluate_agrees_with_the_library_and_with_the_service(
     version = fitted["fit"]["calibrator"]
     there = boxcal("evaluate", validation_file, "--calibrator", version, "--url", url, "--json").json
     shown = boxcal("evaluate", validation_file, "--calibrator", saved).stdout
-    assert shown.startswith("Use it: NLL falls by 0.653 (0.495 to 0.825).\n")
+    first, second, *_ = shown.splitlines()
+    assert first.startswith("serious: about 100% of the rows are among those that the calibrator was")
+    assert second == "Judge it on other data: NLL falls by 0.653 (0.495 to 0.825)."
     assert here["metrics"] == there["metrics"]
+    for known in (here, there):
+        assert [(one["code"], one["severity"]) for one in known["warnings"]] == [("known_rows", "serious")]
+    logits, labels = overconfident(300, seed=9)
+    np.savez(tmp_path / "other.npz", logits=logits, labels=labels)
+    assert boxcal("evaluate", tmp_path / "other.npz", "--calibrator", saved).stdout.startswith("Use it: ")
 
     data = np.load(validation_file)
     probabilities = Calibrator.from_bytes(saved.read_bytes())(torch.from_numpy(data["logits"]))

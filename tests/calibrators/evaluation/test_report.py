@@ -161,7 +161,9 @@ def test_refusals() -> None:
 
 FALLS, RISES, OPEN = (-0.0981, -0.1601, -0.0526), (0.0981, 0.0526, 0.1601), (-0.02, -0.0534, 0.0112)
 SAME, INFINITE = (0.0, 0.0, 0.0), (None, None, None)
-SERIOUS = [{"severity": "serious", "message": "labels are shifted by one"}]
+SERIOUS = [{"code": "error_rate", "severity": "serious", "message": "labels are shifted by one"}]
+KNOWN = [{"code": "known_rows", "severity": "serious", "message": "all rows are known"}]
+BOTH = SERIOUS + KNOWN
 
 
 def document(
@@ -206,6 +208,11 @@ def document(
         ("Use it: NLL is no longer infinite.", document(INFINITE, before=None)),
         ("Do not use it: NLL is infinite: a true class has probability 0.", document(INFINITE, after=None)),
         ("Correct the data first: NLL falls by 0.098 (0.053 to 0.160).", document(FALLS, warnings=SERIOUS)),
+        (
+            "Correct the data first: NLL falls by 0.098 (0.053 to 0.160).",
+            document(FALLS, warnings=BOTH),
+        ),
+        ("Judge it on other data: NLL falls by 0.098 (0.053 to 0.160).", document(FALLS, warnings=KNOWN)),
     ],
 )
 def test_a_report_begins_with_what_to_do(said: str, report: dict[str, Any]) -> None:
