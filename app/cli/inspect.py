@@ -44,7 +44,8 @@ def inspect(
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
-        (_saved if path.suffix == ".safetensors" else _named)(model, as_json=as_json)
+        is_saved = path.is_file() and path.suffix != ""  # models have names, and paths after `pt2:`
+        (_saved if is_saved else _named)(model, as_json=as_json)
         return
     beside = path.with_suffix(".json")
     if write and beside.exists():

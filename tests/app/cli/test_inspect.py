@@ -322,8 +322,8 @@ def test_weights_in_other_folders_are_refused(tmp_path: Path, location: str) -> 
 def test_a_saved_calibrator_is_shown(boxcal: Boxcal, tmp_path: Path) -> None:
     bounds = ConstantBounds(3, {"lower": 0.125, "upper": 0.75})
     saved = ArrayCalibrator("pb", IdentityMap(3), bounds, 3, classes=["ape", "bee", "cat"])
-    (tmp_path / "fitted.safetensors").write_bytes(saved.to_bytes())
-    assert boxcal("inspect", tmp_path / "fitted.safetensors", "--json").json == {
+    (tmp_path / "fitted.calibrator").write_bytes(saved.to_bytes())
+    assert boxcal("inspect", tmp_path / "fitted.calibrator", "--json").json == {
         "method": "pb",
         "num_classes": 3,
         "reads": "logits",
@@ -332,7 +332,7 @@ def test_a_saved_calibrator_is_shown(boxcal: Boxcal, tmp_path: Path) -> None:
     }
     rows = [
         line.split(maxsplit=1)
-        for line in boxcal("inspect", tmp_path / "fitted.safetensors").stdout.splitlines()
+        for line in boxcal("inspect", tmp_path / "fitted.calibrator").stdout.splitlines()
     ]
     assert ["classes", "3: ape, bee, cat"] in rows
     assert ["upper", "0.75"] in rows
