@@ -87,10 +87,6 @@ class TwoStages:
         """What the calibrator is built of."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def named(self, classes: Sequence[str] | None) -> Self:
-        """Return the same calibrator with the names of its classes, which `to_bytes` keeps."""
-        return replace(self, classes=classes)
-
     def fitted_to(self, data: ValidationSet) -> Self:
         """Return the same calibrator with the names of the classes, and a sketch of the rows, of its data."""
         return replace(self, classes=data.classes, sketch=data.sketch)

@@ -190,7 +190,10 @@ def check_changed(changed: int, count: int, before: float, after: float) -> list
 def check_known(
     rows: Sketch, known: Sketch, who: str, effect: str, severity: Severity = "serious"
 ) -> list[DataWarning]:
-    """Warn where most rows are among those that something was fitted to; says to `who`, and the `effect`."""
+    """Warn where most rows are among those of a fit.
+
+    `who`: what was fitted, with its verb, as in "the calibrator was"; `effect`: what it does to the figures.
+    """
     share = overlap(rows, known)
     if share < KNOWN:
         return []

@@ -15,7 +15,7 @@ import typer
 
 from boxcal.app.cli.offline import bounds_of
 from boxcal.app.cli.output import CannotStart, UsageError, escape, screen, write_json
-from boxcal.app.cli.preflight import check_port, running_model
+from boxcal.app.cli.preflight import AlreadyRuns, check_port
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
@@ -87,10 +87,8 @@ def port(settings: Settings) -> str:
     """Find the port free, or used by a boxcal, beside which this command is run."""
     try:
         return check_port(settings)
-    except CannotStart:
-        if (served := running_model(settings)) is None:
-            raise
-        return f"{settings.address}:{settings.port} is used by a running boxcal, which serves {served}"
+    except AlreadyRuns as error:
+        return str(error)
 
 
 def sandbox(settings: Settings) -> str:

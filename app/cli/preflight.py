@@ -26,6 +26,10 @@ def check_start(settings: Settings) -> None:
     check_port(settings)
 
 
+class AlreadyRuns(CannotStart):
+    """A boxcal listens on the port; the message says what it serves."""
+
+
 def check_port(settings: Settings) -> str:
     """Listen on the addresses for a moment, and say that they are free."""
     if settings.uds is not None:
@@ -39,7 +43,7 @@ def check_port(settings: Settings) -> str:
             _listen(settings.address, settings.port)
         except OSError as error:
             if (served := running_model(settings)) is not None:
-                raise CannotStart(
+                raise AlreadyRuns(
                     f"{address} is in use by a running boxcal, which serves {served}"
                 ) from error
             raise CannotStart(f"cannot listen on {address}: {error.strerror or error}") from error

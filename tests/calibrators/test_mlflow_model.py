@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_the_files_are_those_of_mlflow(tmp_path: Path) -> None:
 
 
 def test_a_loaded_model_answers_to_the_last_bit(tmp_path: Path) -> None:
-    calibrator, logits = fitted("ts+pb").named(CLASSES), drawn(50, 4)[0]
+    calibrator, logits = replace(fitted("ts+pb"), classes=CLASSES), drawn(50, 4)[0]
     to_mlflow(calibrator, tmp_path)
     model, single = loaded(tmp_path), logits.astype(np.float32)
     frame = pandas.DataFrame(logits, columns=CLASSES)
@@ -94,7 +95,7 @@ def test_a_loaded_model_answers_to_the_last_bit(tmp_path: Path) -> None:
 
 
 def test_columns_of_other_classes_are_refused(tmp_path: Path) -> None:
-    to_mlflow(fitted("ts").named(CLASSES), tmp_path)
+    to_mlflow(replace(fitted("ts"), classes=CLASSES), tmp_path)
     frame = pandas.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["row", *CLASSES[:3]])
     with pytest.raises(InvalidDataError, match=r"the columns are \['row', .*name each column by its class"):
         loaded(tmp_path).predict(frame)
@@ -129,7 +130,7 @@ def test_mlflow_gives_the_answers_of_the_calibrator(method: str, tmp_path: Path)
         logits = drawn(50, 2 if method == "quadratic" else 4)[0]
         calibrator = fitted(method, logits.shape[1])
     names = CLASSES[: logits.shape[1]]
-    calibrator = calibrator.named(names)
+    calibrator = replace(calibrator, classes=names)
     to_mlflow(calibrator, tmp_path)
     model = mlflow.pyfunc.load_model(str(tmp_path))
     frame, single = pandas.DataFrame(logits, columns=names), logits.astype(np.float32)

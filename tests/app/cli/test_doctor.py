@@ -78,7 +78,7 @@ def test_the_port_of_a_running_service_is_no_fault(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("BOXCAL_PORT", url.rpartition(":")[2])
-    used = f"{url.removeprefix('http://')} is used by a running boxcal, which serves digits"
+    used = f"{url.removeprefix('http://')} is in use by a running boxcal, which serves digits"
     assert checks(boxcal, 0)["port"] == (True, used)
 
 
