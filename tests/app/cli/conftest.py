@@ -26,6 +26,10 @@ class Finished:
         """The one document of a `--json` run; anything else on stdout fails here."""
         return json.loads(self.stdout)
 
+    def refuses(self, says: str, code: int = 2) -> None:
+        """Check that it ended with this code and says this on stderr, wherever lines are broken."""
+        assert (self.code, says in " ".join(self.stderr.split())) == (code, True), self.stderr
+
 
 Boxcal = Callable[..., Finished]
 

@@ -17,7 +17,7 @@ from scipy.special import softmax
 
 from boxcal.app.cli import bulk
 from boxcal.app.cli.output import UsageError
-from boxcal.app.tables.labels import Declared
+from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.calibrators import Bounds, Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import load_digits_split
@@ -48,10 +48,17 @@ def source(tmp_path: Path, **columns: Any) -> Path:
     return path
 
 
+def run(given: Path, output: Path, calibrator: str | None = None, **options: Any) -> dict[str, Any]:
+    """Predict, and read the columns of the output; those of probabilities as an array (N, K)."""
+    rows = bulk.run(given, output, **{"lower": None, "upper": None, "calibrator": calibrator} | options)
+    found: dict[str, Any] = pq.read_table(output).to_pydict()
+    found["probabilities"] = np.array(found["probabilities"])
+    assert len(found["probabilities"]) == rows
+    return found
+
+
 def test_rows_are_calibrated_within_bounds(tmp_path: Path, saved: Path) -> None:
-    output = tmp_path / "out.parquet"
-    assert bulk.run(source(tmp_path), output, lower=None, upper=0.6, calibrator=str(saved)) == 50
-    found = pq.read_table(output).to_pydict()
+    found = run(source(tmp_path), tmp_path / "out.parquet", str(saved), upper=0.6)
     upper = Bounds(torch.zeros(3).double(), torch.full((3,), 0.6, dtype=torch.float64))
     expected = Calibrator.from_bytes(saved.read_bytes()).calibrate(torch.from_numpy(LOGITS), upper)
     np.testing.assert_array_equal(found["probabilities"], expected.probabilities.numpy())
@@ -60,68 +67,12 @@ def test_rows_are_calibrated_within_bounds(tmp_path: Path, saved: Path) -> None:
     assert not list(tmp_path.glob("*.parts"))
 
 
-def test_probabilities_and_columns_by_class_give_the_same(tmp_path: Path) -> None:
-    shares = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
-    outputs = []
-    kinds: dict[str, dict[str, Any]] = {
-        "lists": {"probabilities": list(shares)},
-        "logits": {"logits": list(LOGITS)},
-        "by class": {str(index): LOGITS[:, index] for index in (2, 0, 1)},
-    }
-    for name, columns in kinds.items():
-        output = tmp_path / f"{name}.parquet"
-        bulk.run(source(tmp_path, **columns), output, lower=None, upper=None, calibrator=None)
-        outputs.append(np.array(pq.read_table(output)["probabilities"].to_pylist()))
-    np.testing.assert_allclose(outputs[0], shares, atol=1e-12)
-    np.testing.assert_allclose(outputs[1], shares, atol=1e-12)
-    np.testing.assert_array_equal(outputs[1], outputs[2])
-
-
-def test_other_columns_are_kept(tmp_path: Path) -> None:
-    """Of every type; of CSV as they are written. Not the true label, nor what the output has itself."""
-    ids = [f"{n:03d}" for n in range(50)]
-    sites = [pa.array(["rome", "oslo"] * 10), pa.array(["oslo", "bern", "rome"] * 10)]
-    columns = {
-        "id": ids,
-        "logits": list(LOGITS),
-        "label": [9] * 50,
-        "index": [8] * 50,
-        "site": pa.chunked_array([one.dictionary_encode() for one in sites]),
-        "amounts": [[n, n + 0.5] for n in range(50)],
-    }
-    table, out = pa.table(columns), tmp_path / "out.parquet"
-    pq.write_table(table, tmp_path / "in.parquet", row_group_size=20)
-    with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as stream:
-        stream.write_table(table)
-    for name in ("in.parquet", "in.arrow"):
-        bulk.run(tmp_path / name, out, lower=None, upper=None, calibrator=None)
-        found = pq.read_table(out)
-        assert found.column_names == [
-            "id",
-            "site",
-            "amounts",
-            "label",
-            "index",
-            "probability",
-            "probabilities",
-        ]
-        assert found["index"].to_pylist() == LOGITS.argmax(axis=1).tolist()
-        assert found.select(["id", "site", "amounts"]).to_pydict() == {
-            name: table[name].to_pylist() for name in ("id", "site", "amounts")
-        }
-    rows = pa.table({"id": ids, "no": range(50)} | {str(k): LOGITS[:, k] for k in range(3)})
-    pacsv.write_csv(rows, tmp_path / "in.csv")
-    declared = Declared(ignore=("id", "no"))
-    bulk.run(tmp_path / "in.csv", out, lower=None, upper=None, calibrator=None, declared=declared)
-    found = pq.read_table(out)
-    assert found["id"].to_pylist() == ids
-    assert found["no"].to_pylist() == [str(n) for n in range(50)]
-    assert found["index"].to_pylist() == LOGITS.argmax(axis=1).tolist()
-
-
 SHARES = softmax(LOGITS, axis=1)
 ORDER = [2, 0, 1]
-ARRAYS: dict[str, Any] = {
+SCORES: dict[str, Any] = {
+    "parquet, probabilities": pa.table({"probabilities": list(SHARES)}),
+    "parquet, logits": pa.table({"logits": list(LOGITS)}),
+    "parquet, by class": pa.table({str(index): LOGITS[:, index] for index in ORDER}),
     "npy": LOGITS,
     "npy, big endian": LOGITS.astype(">f8"),
     "logits": {"logits": LOGITS, "labels": LOGITS.argmax(axis=1)},
@@ -130,7 +81,9 @@ ARRAYS: dict[str, Any] = {
 }
 
 
-def saved_arrays(tmp_path: Path, content: Any) -> Path:
+def saved_scores(tmp_path: Path, content: Any) -> Path:
+    if isinstance(content, pa.Table):
+        return source(tmp_path, **dict(zip(content.column_names, content.columns, strict=True)))
     path = tmp_path / ("in.npz" if isinstance(content, dict) else "in.npy")
     if isinstance(content, dict):
         np.savez_compressed(path, **content)
@@ -139,22 +92,54 @@ def saved_arrays(tmp_path: Path, content: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_arrays_are_read_as_fits_read_them(kind: str, tmp_path: Path) -> None:
-    given, output = saved_arrays(tmp_path, ARRAYS[kind]), tmp_path / "out.parquet"
-    assert bulk.run(given, output, lower=None, upper=None, calibrator=None) == 50
-    found = np.array(pq.read_table(output)["probabilities"].to_pylist())
+@pytest.mark.parametrize("kind", SCORES)
+def test_scores_are_read_as_fits_read_them(kind: str, tmp_path: Path) -> None:
+    found = run(saved_scores(tmp_path, SCORES[kind]), tmp_path / "out.parquet")["probabilities"]
     np.testing.assert_allclose(found, SHARES, atol=1e-12)
 
 
-def test_one_score_of_two_classes_in_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_columns_are_kept(tmp_path: Path) -> None:
+    """Of every type; of CSV as they are written. Not the true label, nor what the output has itself."""
+    ids = [f"{n:03d}" for n in range(50)]
+    sites = [pa.array(["rome", "oslo"] * 10), pa.array(["oslo", "bern", "rome"] * 10)]
+    own = {
+        "id": ids,
+        "site": pa.chunked_array([one.dictionary_encode() for one in sites]),
+        "amounts": [[n, n + 0.5] for n in range(50)],
+    }
+    table = pa.table(own | {"logits": list(LOGITS), "label": [9] * 50, "index": [8] * 50})
+    out = tmp_path / "out.parquet"
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=20)
+    with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as stream:
+        stream.write_table(table)
+    for name in ("in.parquet", "in.arrow"):
+        found = run(tmp_path / name, out)
+        assert list(found) == [*own, "label", "index", "probability", "probabilities"]
+        assert found["index"] == LOGITS.argmax(axis=1).tolist()
+        assert {name: found[name] for name in own} == table.select(list(own)).to_pydict()
+    rows = pa.table({"id": ids, "no": range(50)} | {str(k): LOGITS[:, k] for k in range(3)})
+    pacsv.write_csv(rows, tmp_path / "in.csv")
+    found = run(tmp_path / "in.csv", out, declared=Declared(ignore=("id", "no")))
+    assert (found["id"], found["no"]) == (ids, [str(n) for n in range(50)])
+    assert found["index"] == LOGITS.argmax(axis=1).tolist()
+
+
+def test_one_score_of_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
-    output = tmp_path / "out.parquet"
-    for content in ({"probabilities": SHARES[:, 1]}, np.log(SHARES[:, 1:2] / (1 - SHARES[:, 1:2]))):
-        given = saved_arrays(tmp_path, content)
-        bulk.run(given, output, lower=None, upper=None, calibrator=None)
-        found = np.array(pq.read_table(output)["probabilities"].to_pylist())
-        np.testing.assert_allclose(found[:, 1], SHARES[:, 1], atol=1e-9)
+    second, output = SHARES[:, 1], tmp_path / "out.parquet"
+    column = pa.table({"score": second})
+    with pytest.raises(UsageError, match="one column of scores for two classes, all between 0 and 1"):
+        run(saved_scores(tmp_path, column), output)
+    for content, declared in (
+        ({"probabilities": second}, NOTHING),
+        (np.log(second / (1 - second))[:, None], NOTHING),
+        (column, Declared("probabilities")),
+    ):
+        found = run(saved_scores(tmp_path, content), output, declared=declared)["probabilities"]
+        np.testing.assert_allclose(found[:, 1], second, atol=1e-9)
+
+
+WRONG = [[np.nan if row == 12 else score for score in scores] for row, scores in enumerate(LOGITS.tolist())]
 
 
 @pytest.mark.parametrize(
@@ -169,50 +154,31 @@ def test_one_score_of_two_classes_in_an_array(tmp_path: Path, monkeypatch: pytes
         (LOGITS[:, :2], "The rows have 2 numbers, the model has 3 classes"),
         ({"logits": LOGITS, "classes": list("01")}, r"has the shape \(50, 3\); it must be \(N, 2\)"),
         ({"logits": LOGITS, "classes": list("abc")}, "The column 'a' is no class of the model"),
+        (
+            pa.table({"logits": [[1.0, 2.0, 3.0, 4.0]]}),
+            r"in.parquet: The rows .* set BOXCAL_MODEL=logits:4, or name a cal",
+        ),
+        (pa.table({"logits": WRONG}), r"from row 10 on: .* in row 2 "),
     ],
 )
-def test_arrays_that_are_no_scores_are_refused(content: Any, message: str, tmp_path: Path) -> None:
-    given = saved_arrays(tmp_path, content)
+def test_scores_that_are_none_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    given = saved_scores(tmp_path, content)
     with pytest.raises(UsageError, match=message):
-        bulk.run(given, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
-
-
-def test_an_archive_of_another_kind_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "sheet.xlsx"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("xl/workbook.xml", "")
-    with pytest.raises(UsageError, match=r"it is an Excel file \(.xlsx\); save the sheet as .csv\."):
-        bulk.run(path, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
+        run(given, tmp_path / "out.parquet")
 
 
 def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
-    whole = saved_arrays(tmp_path, {"logits": LOGITS})
+    whole = saved_scores(tmp_path, {"logits": LOGITS})
     content = bytearray(whole.read_bytes())
     content[len(content) // 2] ^= 1
     for damaged in (content, content[:100]):
         whole.write_bytes(damaged)
         with pytest.raises(UsageError, match=r"in.npz: The file is no readable .npz: "):
-            bulk.run(whole, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
-
-
-def test_one_column_of_probabilities_is_no_logit(
-    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
-    shares = np.random.default_rng(0).uniform(size=300)
-    given = source(tmp_path, score=shares)
-    command = ("predict", given, "--output", tmp_path / "out.parquet")
-    refused = boxcal(*command)
-    assert refused.code == 2
-    assert "one column of scores for two classes, all between 0 and 1" in " ".join(refused.stderr.split())
-    assert boxcal(*command, "--scores", "probabilities").code == 0
-    found = pq.read_table(tmp_path / "out.parquet")["probabilities"].to_pylist()
-    np.testing.assert_allclose(np.array(found)[:, 1], shares, atol=1e-12)
+            run(whole, tmp_path / "out.parquet")
 
 
 def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given, output = source(tmp_path), tmp_path / "out.parquet"
-    arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
     computed: list[int] = []
     stopped: list[bool] = []
     scored = bulk.RowFile._read
@@ -226,29 +192,20 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(bulk.RowFile, "_read", stops)
     with pytest.raises(KeyboardInterrupt):
-        bulk.run(given, output, **arguments)
+        run(given, output)
     assert not output.exists()
     assert {0, 5, 10, 15} <= set(computed)
     computed.clear()
-    assert bulk.run(given, output, **arguments) == 50
+    run(given, output)
     assert sorted(computed) == [20, 25, 30, 35, 40, 45]
-    whole = tmp_path / "whole.parquet"
-    bulk.run(given, whole, **arguments)
-    assert pq.read_table(output).equals(pq.read_table(whole))
+    run(given, tmp_path / "whole.parquet")
+    assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
     computed.clear()
     folder = output.with_name("out.parquet.parts")
     bulk._prepare(folder, "another run")
     (folder / "0.arrow").write_text("of another run")
-    bulk.run(given, output, **arguments)
+    run(given, output)
     assert sorted(computed) == list(range(0, 50, 5))
-
-
-def test_a_row_that_cannot_be_calibrated_is_named(tmp_path: Path) -> None:
-    wrong = LOGITS.copy()
-    wrong[12, 1] = np.nan
-    given, output = source(tmp_path, logits=list(wrong)), tmp_path / "out.parquet"
-    with pytest.raises(UsageError, match=r"from row 10 on: .* in row 2 "):
-        bulk.run(given, output, lower=None, upper=None, calibrator=None)
 
 
 def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +216,7 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         path = images / str(number % 2) / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((one[0] * 255 / 16).astype(np.uint8)).save(path)
-    output = tmp_path / "out.parquet"
-    assert bulk.run(images, output, lower=None, upper=None, calibrator=None) == 10
-    found = pq.read_table(output).to_pydict()
+    found = run(images, tmp_path / "out.parquet")
     order = [int(Path(path).stem) for path in found["path"]]
     expected = softmax(load_backbone("digits", device="cpu")(levels).astype(np.float64), axis=1)
     np.testing.assert_allclose(found["probabilities"], expected[order], atol=1e-5)
@@ -285,46 +240,30 @@ def test_a_table_of_scores_is_predicted_by_the_calibrator_that_was_fitted_to_one
     assert boxcal("fit", fitted_to, "--scores", "probabilities", "--method", "vector", "-o", saved).code == 0
     expected = ArrayCalibrator.from_bytes(saved.read_bytes())(np.log(shares))
     unnamed = boxcal("predict", fitted_to, "--output", tmp_path / "out.parquet")
-    assert unnamed.code == 2
-    assert "name the calibrator with --calibrator, or the model with BOXCAL_MODEL" in " ".join(
-        unnamed.stderr.split()
-    )
+    unnamed.refuses("name the calibrator with --calibrator, or the model with BOXCAL_MODEL")
     new = table([2, 0, 1], id=[f"r{row}" for row in range(50)], truth=labels.tolist())
-    for suffix in ("csv", "arrow", "parquet"):
-        given, output = tmp_path / f"new.{suffix}", tmp_path / f"{suffix}.out.parquet"
-        if suffix == "csv":
-            pacsv.write_csv(new, given)
-        elif suffix == "parquet":
-            pq.write_table(new, given)
-        else:
-            with pa.ipc.new_file(given, new.schema) as file:
-                file.write_table(new)
-        command = ("predict", given, "--calibrator", saved, "--output", output)
-        refused = boxcal(*command, "--label", "truth")
-        assert refused.code == 2
-        assert "look like probabilities" in refused.stderr
-        refused = boxcal(*command, "--scores", "probabilities")
-        assert refused.code == 2
-        assert "'truth' is no class of the model. Leave it out with --ignore truth" in " ".join(
-            refused.stderr.split()
-        )
-        done = boxcal(*command, "--scores", "probabilities", "--label", "truth")
-        assert done.code == 0, done.stderr
-        found = pq.read_table(output).to_pydict()
-        np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
-        assert found["label"] == [names[k] for k in expected.argmax(axis=1)]
+    pacsv.write_csv(new, given := tmp_path / "new.csv")
+    output = tmp_path / "out.parquet"
+    command: tuple[Any, ...] = ("predict", given, "--calibrator", saved, "--output", output)
+    boxcal(*command, "--label", "truth").refuses("look like probabilities")
+    command += ("--scores", "probabilities")
+    boxcal(*command).refuses("'truth' is no class of the model. Leave it out with --ignore truth")
+    done = boxcal(*command, "--label", "truth")
+    assert done.code == 0, done.stderr
+    found = pq.read_table(output).to_pydict()
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    assert found["label"] == [names[k] for k in expected.argmax(axis=1)]
 
 
 def test_wrong_sources_are_refused(tmp_path: Path) -> None:
-    arguments: dict[str, Any] = {"lower": None, "upper": None, "calibrator": None}
-    wide = source(tmp_path, logits=[[1.0, 2.0, 3.0, 4.0]])
-    with pytest.raises(UsageError, match=r"in.parquet: The rows .* set BOXCAL_MODEL=logits:4, or name a cal"):
-        bulk.run(wide, tmp_path / "out.parquet", **arguments)
-    words = tmp_path / "words.txt"
-    words.write_text("some words\n")
-    with pytest.raises(UsageError, match=r"words.txt: The file is no folder of images, and no .parquet"):
-        bulk.run(words, tmp_path / "out.parquet", **arguments)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(UsageError, match="has no images or rows"):
-        bulk.run(empty, tmp_path / "out.parquet", **arguments)
+    with zipfile.ZipFile(tmp_path / "sheet.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "")
+    (tmp_path / "words.txt").write_text("some words\n")
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("sheet.xlsx", r"it is an Excel file \(.xlsx\); save the sheet as .csv\."),
+        ("words.txt", r"words.txt: The file is no folder of images, and no .parquet"),
+        ("empty", "has no images or rows"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run(tmp_path / name, tmp_path / "out.parquet")

@@ -45,13 +45,6 @@ def test_rows_that_methods_were_fitted_to_do_not_judge_them(boxcal: Boxcal, vali
     assert "serious: about 100% of the rows are among those that the methods are fitted to" in shown.stderr
 
 
-def test_people_see_a_table(boxcal: Boxcal, validation_file: Path) -> None:
-    shown = boxcal("compare", validation_file, *METHODS)
-    assert shown.code == 0
-    assert "cross-fitted in 5 folds" in shown.stdout
-    assert {"uncalibrated", "ts", "pb"} <= {line.split(" ")[0] for line in shown.stdout.splitlines()}
-
-
 def test_the_table_fits_80_columns(boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output.screen(), "width", 80)
     logits, labels = overconfident(60, 3)
@@ -70,17 +63,17 @@ def test_a_wide_terminal_shows_standard_errors(
     boxcal: Boxcal, validation_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output.screen(), "width", 140)
-    shown = boxcal("compare", validation_file, "--method", "ts").stdout
+    shown = boxcal("compare", validation_file, *METHODS).stdout
+    assert "cross-fitted in 5 folds" in shown
+    assert {"uncalibrated", "ts", "pb"} <= {line.split(" ")[0] for line in shown.splitlines()}
     assert "standard error is in brackets" in shown
     assert "(" in shown.splitlines()[3]
 
 
 def test_an_unknown_method_is_told_before_anything_is_fitted(boxcal: Boxcal, validation_file: Path) -> None:
-    ended = boxcal("compare", validation_file, "--method", "magic")
-    assert (ended.code, ended.stdout) == (2, "")
-    assert "'magic'" in ended.stderr
-    mistyped = boxcal("compare", validation_file, "--method", "tss")
-    assert mistyped.stderr.startswith("boxcal: error: no method 'tss'; did you mean 'ts'? There are auto, ")
+    ended = boxcal("compare", validation_file, "--method", "tss")
+    ended.refuses("boxcal: error: no method 'tss'; did you mean 'ts'? There are auto, ")
+    assert not ended.stdout
 
 
 def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_path: Path) -> None:
@@ -101,6 +94,4 @@ def test_methods_that_read_features_take_them_from_the_file(boxcal: Boxcal, tmp_
     boxcal("fit", tmp_path / "digits.npz", "--method", "fc", "--output", saved)
     judged = boxcal("evaluate", tmp_path / "digits.npz", "--calibrator", saved, "--json").json
     assert judged["metrics"]["nll"]["difference"]["high"] < 0
-    foreign = boxcal("evaluate", tmp_path / "foreign.npz", "--calibrator", saved)
-    assert foreign.code == 2
-    assert "features" in foreign.stderr
+    boxcal("evaluate", tmp_path / "foreign.npz", "--calibrator", saved).refuses("features")

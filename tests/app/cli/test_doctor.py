@@ -32,15 +32,14 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(boxcal: Boxcal, tmp_path
     assert "will be created" in found["registry"][1]
     assert "is writable" in found["disk"][1]
     assert found["port"] == (True, "127.0.0.1:0 is free")
+    checked = [["ok", check] for check in ("model", "registry", "disk", "port", "sandbox")]
+    assert [line.split()[:2] for line in boxcal("doctor").stdout.splitlines()] == checked
     assert not list(tmp_path.iterdir())
 
 
-def test_doctor_loads_every_model_and_names_the_one_that_cannot_be_served(
+def test_doctor_names_the_model_that_cannot_be_served(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("BOXCAL_MODEL", "a=digits,b=logits:3")
-    expected = "a: 10 classes on cpu; b: no model; /calibrate takes logits of 3 classes"
-    assert checks(boxcal, 0)["model"] == (True, expected)
     file = tmp_path / "models.toml"
     file.write_text("[a]\nmodel = 'digits'\n[b]\nmodel = 'logits:3'\nupper = 0.2")
     monkeypatch.setenv("BOXCAL_MODEL", str(file))
@@ -68,18 +67,14 @@ def test_doctor_reports_every_failure(
     assert f"cannot listen on 127.0.0.1:{port}" in found["port"][1]
 
 
-def test_doctor_shows_people_a_line_per_check(boxcal: Boxcal) -> None:
-    lines = boxcal("doctor").stdout.splitlines()
-    checked = ("model", "registry", "disk", "port", "sandbox")
-    assert [line.split()[:2] for line in lines] == [["ok", check] for check in checked]
-
-
 def test_the_port_of_a_running_service_is_no_fault(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("BOXCAL_PORT", url.rpartition(":")[2])
     used = f"{url.removeprefix('http://')} is in use by a running boxcal, which serves digits"
     assert checks(boxcal, 0)["port"] == (True, used)
+    monkeypatch.setenv("GLIBC_TUNABLES", "")  # else `serve` starts this process anew
+    boxcal("serve").refuses(used, 3)
 
 
 def test_version(boxcal: Boxcal) -> None:
@@ -93,9 +88,7 @@ def test_a_misspelt_variable_stops_the_command(
 ) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "")  # else `serve` starts this process anew
     monkeypatch.setenv("BOXCAL_MAX_BATCHSIZE", "8")
-    ended = boxcal(*command)
-    assert ended.code == 2
-    assert "BOXCAL_MAX_BATCHSIZE is not a setting; did you mean BOXCAL_MAX_BATCH_SIZE?" in ended.stderr
+    boxcal(*command).refuses("BOXCAL_MAX_BATCHSIZE is not a setting; did you mean BOXCAL_MAX_BATCH_SIZE?")
 
 
 def test_doctor_refuses_the_tables_that_serve_refuses(
@@ -110,20 +103,20 @@ def test_doctor_refuses_the_tables_that_serve_refuses(
     assert "is at revision '0008'; this release accepts '0012'" in found
 
 
-def test_a_removed_setting_names_its_successor() -> None:
-    assert unknown_variable(["BOXCAL_UDS"]) == (
-        "BOXCAL_UDS is no longer a setting: set BOXCAL_HOST=unix:PATH"
-    )
-    assert unknown_variable(["BOXCAL_MODELS"]) == (
-        "BOXCAL_MODELS is no longer a setting: BOXCAL_MODEL takes the list of models"
-    )
-    for name in ("MAX_PIXELS", "OPTIMIZE", "DECODE_THREADS"):
-        assert "no longer a setting" in str(unknown_variable([f"BOXCAL_{name}"]))
-
-
-def test_settings_the_clients_variable_and_other_names_are_known() -> None:
-    assert unknown_variable(["BOXCAL_URL", "BOXCAL_MODEL", "boxcal_port", "PATH", "BOX"]) is None
-    assert unknown_variable(["BOXCAL_QQQQ"]) == "BOXCAL_QQQQ is not a setting"
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["BOXCAL_UDS"], "BOXCAL_UDS is no longer a setting: set BOXCAL_HOST=unix:PATH"),
+        (["BOXCAL_MODELS"], "BOXCAL_MODELS is no longer a setting: BOXCAL_MODEL takes the list of models"),
+        (["BOXCAL_MAX_PIXELS"], "no longer a setting"),
+        (["BOXCAL_OPTIMIZE"], "no longer a setting"),
+        (["BOXCAL_DECODE_THREADS"], "no longer a setting"),
+        (["BOXCAL_URL", "BOXCAL_MODEL", "boxcal_port", "PATH", "BOX"], "None"),
+        (["BOXCAL_QQQQ"], "BOXCAL_QQQQ is not a setting"),
+    ],
+)
+def test_a_removed_setting_names_its_successor(names: list[str], said: str) -> None:
+    assert said in str(unknown_variable(names))
 
 
 def test_the_variables_of_a_kubernetes_service_are_explained(
@@ -139,6 +132,4 @@ def test_the_variables_of_a_kubernetes_service_are_explained(
         ("SERVICE_PORT", "8000"),
     ):
         monkeypatch.setenv(f"BOXCAL_{name}", value)
-    ended = boxcal("serve")
-    assert ended.code == 2
-    assert "set `enableServiceLinks: false` in the specification of the pod" in ended.stderr
+    boxcal("serve").refuses("set `enableServiceLinks: false` in the specification of the pod")

@@ -32,15 +32,10 @@ def test_both_models_give_the_probabilities_of_the_calibrator(boxcal: Boxcal, tm
 
 def test_mistakes_are_one_line(boxcal: Boxcal, tmp_path: Path) -> None:
     file = saved(tmp_path)
-    ended = boxcal("export", file)
-    assert (ended.code, ended.stderr) == (
-        2,
-        "boxcal: error: name what to write: --mlflow FOLDER or --onnx FILE\n",
-    )
-    ended = boxcal("export", file, "--mlflow", tmp_path)
-    assert (ended.code, ended.stderr) == (2, f"boxcal: error: {tmp_path} is not empty\n")
+    nothing, taken = boxcal("export", file), boxcal("export", file, "--mlflow", tmp_path)
+    assert nothing.stderr == "boxcal: error: name what to write: --mlflow FOLDER or --onnx FILE\n"
+    assert taken.stderr == f"boxcal: error: {tmp_path} is not empty\n"
+    assert nothing.code == taken.code == 2
     file.write_bytes(b"no calibrator")
-    ended = boxcal("export", file, "--mlflow", tmp_path / "new")
-    assert ended.code == 2
-    assert f"{file}: not a calibrator" in ended.stderr
+    boxcal("export", file, "--mlflow", tmp_path / "new").refuses(f"{file}: not a calibrator")
     assert not (tmp_path / "new").exists()

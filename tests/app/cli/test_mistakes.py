@@ -191,19 +191,15 @@ def test_progress_is_for_terminals(validation_file: Path, url: str, tmp_path: Pa
             env=os.environ | {"TERM": "xterm"},
         )
     os.close(theirs)
-    drawn = b"".join(written(ours))
+    drawn = b""
+    with suppress(OSError), os.fdopen(ours, "rb", buffering=0) as screen:  # an error once nobody writes
+        while piece := screen.read(4096):
+            drawn += piece
     assert process.wait(timeout=60) == 0
     document = redirected.read_bytes()
     assert b"fitting" in drawn
     assert b"%" in drawn
     assert document.startswith(b'{"method": "ts"')
-
-
-def written(terminal: int) -> Iterator[bytes]:
-    """Read a terminal until nobody writes to it any more, which it tells by an error."""
-    with suppress(OSError), os.fdopen(terminal, "rb", buffering=0) as screen:
-        while piece := screen.read(4096):
-            yield piece
 
 
 @pytest.mark.parametrize(

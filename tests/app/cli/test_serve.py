@@ -10,30 +10,29 @@ from pathlib import Path
 import pytest
 
 from boxcal.app.cli import quick_start
-from boxcal.app.cli.quick_start import SETTINGS, TUNABLES
+from boxcal.app.cli.quick_start import TUNABLES
 from boxcal.calibrators import temperature_fast_path
 from tests.app.fitting.service import Service
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="glibc's tunables and /proc")
 
 
-def test_memory_comes_from_one_arena_with_high_thresholds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SETTINGS = (
+    "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
+)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, SETTINGS), ("glibc.malloc.arena_max=2",) * 2])
+def test_memory_comes_from_one_arena_with_high_thresholds_unless_the_operator_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None, expected: str
 ) -> None:
     monkeypatch.delenv(TUNABLES, raising=False)
+    if own:
+        monkeypatch.setenv(TUNABLES, own)
     with Service(tmp_path) as service:
         # glibc puts an end to each of them, where it reads them.
         environment = Path(f"/proc/{service.process.pid}/environ").read_bytes()
-        assert f"{TUNABLES}={SETTINGS}".replace(":", "\0").encode() in environment
-    assert SETTINGS == (
-        "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"
-    )
-
-
-def test_tunables_of_the_operator_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TUNABLES, "glibc.malloc.arena_max=2")
-    with Service(tmp_path) as service:
-        assert service.process.environ()[TUNABLES] == "glibc.malloc.arena_max=2"
+        assert f"{TUNABLES}={expected}\0".replace(":", "\0").encode() in environment
 
 
 @pytest.mark.parametrize(("is_kept", "called"), [(False, ["warm_softmax"]), (True, ["warm_arrays"])])
