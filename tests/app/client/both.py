@@ -10,20 +10,16 @@ from boxcal.app.client import AsyncBoxcalClient, BoxcalClient
 Ask = Callable[..., Any]
 
 
-def ask_blocking(
-    url: str, name: str, *args: Any, retries: Any = None, timeout: float = 30.0, **kwargs: Any
-) -> Any:
+def ask_blocking(url: str, name: str, *args: Any, retries: Any = None, timeout: float = 30, **kw: Any) -> Any:
     with BoxcalClient(url, retries=retries, timeout=timeout) as client:
-        result = getattr(client, name)(*args, **kwargs)
+        result = getattr(client, name)(*args, **kw)
         return list(result) if inspect.isgenerator(result) else result
 
 
-def ask_async(
-    url: str, name: str, *args: Any, retries: Any = None, timeout: float = 30.0, **kwargs: Any
-) -> Any:
+def ask_async(url: str, name: str, *args: Any, retries: Any = None, timeout: float = 30, **kw: Any) -> Any:
     async def run() -> Any:
         async with AsyncBoxcalClient(url, retries=retries, timeout=timeout) as client:
-            result = getattr(client, name)(*args, **kwargs)
+            result = getattr(client, name)(*args, **kw)
             return [item async for item in result] if inspect.isasyncgen(result) else await result
 
     return asyncio.run(run())
