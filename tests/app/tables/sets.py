@@ -7,12 +7,14 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import scipy.special
 
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
@@ -50,22 +52,10 @@ def frame(one: Given, labels: Any = None, **more: Any) -> pd.DataFrame:
     return table.assign(label=one.named_labels() if labels is None else labels, **more)
 
 
-def parquet(table: pd.DataFrame) -> bytes:
-    return bytes(table.to_parquet())
-
-
-def arrow(table: pd.DataFrame) -> bytes:
+def arrow(table: pd.DataFrame, new: Callable[..., Any] = pa.ipc.new_file) -> bytes:
     out = io.BytesIO()
     whole = pa.Table.from_pandas(table, preserve_index=False)
-    with pa.ipc.new_file(out, whole.schema) as file:
-        file.write_table(whole)
-    return out.getvalue()
-
-
-def stream(table: pd.DataFrame) -> bytes:
-    out = io.BytesIO()
-    whole = pa.Table.from_pandas(table, preserve_index=False)
-    with pa.ipc.new_stream(out, whole.schema) as file:
+    with new(out, whole.schema) as file:
         file.write_table(whole)
     return out.getvalue()
 
@@ -81,9 +71,9 @@ TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv with a byte order mark": lambda table: table.to_csv(index=False).encode("utf-8-sig"),
     "csv.gz": lambda table: gzip.compress(table.to_csv(index=False).encode()),
     "records": lambda table: table.to_json(orient="records", double_precision=15).encode(),
-    "parquet": parquet,
+    "parquet": lambda table: bytes(table.to_parquet()),
     "arrow": arrow,
-    "arrow stream": stream,
+    "arrow stream": partial(arrow, new=pa.ipc.new_stream),
 }
 
 
@@ -104,10 +94,8 @@ def read(
     folder.mkdir(exist_ok=True)
     (folder / "body").write_bytes(data)
     part = FilePart(folder / "body", 0, len(data))
-    limit = 10_000_000
-    return read_file(part, folder, classes=classes, max_bytes=limit, declared=declared)
+    return read_file(part, folder, classes=classes, max_bytes=10_000_000, declared=declared)
 
 
 def softmax(logits: Array) -> Array:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+    return np.asarray(scipy.special.softmax(logits, axis=1))

@@ -114,23 +114,6 @@ def test_consecutive_integers_belong_together(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.arrays()[0], one.scores[kept])
 
 
-def test_columns_can_be_named_by_the_sender(tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = frame(one, one.labels).to_csv(index=False).encode()
-    with pytest.raises(InvalidUpload, match=r"named as the labels name it \('0', '1', '2', '3'\).*classes="):
-        read(body, tmp_path)
-    assert_same(read(body, tmp_path, declared=Declared(classes=NAMES)), one)
-
-
-def test_an_index_beside_columns_in_another_order_must_be_told(tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = in_order(one, (3, 2, 1, 0))
-    table = frame(body, one.labels).to_csv(index=False).encode()
-    with pytest.raises(InvalidUpload, match=r"is the name of no class.*labels_as=index.*the class 'ape'"):
-        read(table, tmp_path, NAMES)
-    assert_same(read(table, tmp_path, NAMES, Declared(labels_as="index")), one)
-
-
 INTEGERS = [("1", "2", "3"), ("10", "20", "30"), ("-1", "1"), ("0", "1", "10", "2"), ("1.0", "2.0", "3.0")]
 
 
@@ -232,12 +215,30 @@ def test_a_class_whose_cells_are_no_numbers_is_not_left_out(
                 read(table.encode(), tmp_path, classes)
 
 
-def test_classes_can_be_named_beside_arrays(tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = npz(logits=one.scores, labels=one.named_labels())
-    with pytest.raises(InvalidUpload, match="classes=A,B,C, or in an array `classes`"):
-        read(body, tmp_path)
-    assert_same(read(body, tmp_path, declared=Declared(classes=NAMES)), one)
+ONE = given(NAMES)
+SETTLED: dict[str, tuple[bytes, Any, str, Declared]] = {
+    "columns": (
+        TABLES["csv"](frame(ONE, ONE.labels)), None,
+        r"named as the labels name it \('0', '1', '2', '3'\).*classes=", Declared(classes=NAMES),
+    ),
+    "arrays": (
+        npz(logits=ONE.scores, labels=ONE.named_labels()), None,
+        "classes=A,B,C, or in an array `classes`", Declared(classes=NAMES),
+    ),
+    "an index beside columns in another order": (
+        TABLES["csv"](frame(in_order(ONE, (3, 2, 1, 0)), ONE.labels)), NAMES,
+        r"is the name of no class.*labels_as=index.*the class 'ape'", Declared(labels_as="index"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "known", "says", "declared"), SETTLED.values(), ids=SETTLED)
+def test_what_a_refusal_asks_for_settles_it(
+    body: bytes, known: Any, says: str, declared: Declared, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidUpload, match=says):
+        read(body, tmp_path, known)
+    assert_same(read(body, tmp_path, known, declared), ONE)
 
 
 SINGLE = given(("no", "yes"))
@@ -280,12 +281,12 @@ def test_one_column_of_a_table_is_the_second_class(form: str, name: str, tmp_pat
 
 
 def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
-    table = pd.DataFrame({"id": ODDS, "label": SINGLE.named_labels()})
-    with pytest.raises(InvalidUpload, match=r"one column for each class.*`id`"):
-        read(table.to_csv(index=False).encode(), tmp_path)
-    table = pd.DataFrame({"score": SECOND, "label": SINGLE.named_labels()})
-    with pytest.raises(InvalidUpload, match=r"all between 0 and 1. Set scores=probabilities"):
-        read(table.to_csv(index=False).encode(), tmp_path)
+    for name, scores, says in (
+        ("id", ODDS, r"one column for each class.*`id`"),
+        ("score", SECOND, r"all between 0 and 1. Set scores=probabilities"),
+    ):
+        with pytest.raises(InvalidUpload, match=says):
+            read(TABLES["csv"](pd.DataFrame({name: scores, "label": SINGLE.named_labels()})), tmp_path)
     with pytest.raises(InvalidUpload, match=r"must have the shape \(N, 4\)"):
         read(npz(logits=ODDS, labels=SINGLE.labels), tmp_path, NAMES)
 

@@ -88,7 +88,11 @@ def test_a_file_means_what_the_plain_arrays_mean(  # noqa: PLR0917
     counts = own if form not in TABLES or not is_known else Given(sent, names, labels)
     values = labels_of(counts, how)
     if form in TABLES:
-        more = {} if extra is None else {extra: _extra(extra, rng)}
+        others = {
+            **{"path": [f"{n}.png" for n in range(40)], "sample_weight": rng.random(40) + 0.5},
+            **{"group": np.arange(40) // 4, "id": np.arange(40), "fold": np.arange(40)},
+        }
+        more = {} if extra is None else {extra: others[extra]}
         table = frame(own, values, **more).rename(columns={name: f"{start}{name}" for name in own.names})
         body = TABLES[form](table)
     else:
@@ -113,11 +117,3 @@ def test_a_file_means_what_the_plain_arrays_mean(  # noqa: PLR0917
         back = [classes.index(name) for name in names]
         np.testing.assert_allclose(found[:, back], expected, rtol=1e-12, atol=1e-15)
         assert [classes[k] for k in data.arrays()[1]] == [names[k] for k in labels]
-
-
-def _extra(name: str, rng: Any) -> Any:
-    if name == "path":
-        return [f"{n}.png" for n in range(40)]
-    if name == "sample_weight":
-        return rng.random(40) + 0.5
-    return np.arange(40) // (4 if name == "group" else 1)

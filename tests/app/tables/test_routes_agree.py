@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -54,17 +55,9 @@ def calibrator(url: str) -> Calibrator:
     return Calibrator.from_bytes(httpx.get(f"{url}/calibrators/{version}/artifact").content)
 
 
-def by_json(url: str, rows: Any) -> Any:
-    answer = post(
-        f"{url}/calibrate", json={"probabilities": rows.tolist(), "options": {"probabilities": True}}
-    )
-    return np.array([one["probabilities"] for one in answer.json()["predictions"]])
-
-
-def by_percent(url: str, rows: Any) -> Any:
-    answer = post(
-        f"{url}/calibrate", json={"percent": (100 * rows).tolist(), "options": {"probabilities": True}}
-    )
+def by_json(url: str, rows: Any, member: str = "probabilities") -> Any:
+    body = {member: rows.tolist(), "options": {"probabilities": True}}
+    answer = post(f"{url}/calibrate", json=body)
     return np.array([one["probabilities"] for one in answer.json()["predictions"]])
 
 
@@ -83,7 +76,7 @@ def by_v2(url: str, rows: Any) -> Any:
 
 ROUTES: dict[str, Callable[[str, Any], Any]] = {
     "json": by_json,
-    "percent": by_percent,
+    "percent": lambda url, rows: by_json(url, 100 * rows, "percent"),
     "npy": by_npy,
     "v2": by_v2,
 }
@@ -112,18 +105,13 @@ def test_one_score_of_two_classes_at_every_route(tmp_path: Path) -> None:
     with running(tmp_path / "data", model="logits:2", labels=tmp_path / "labels.txt") as service:
         url = service.url
 
-        def answered(body: Any) -> Any:
-            answer = post(f"{url}/calibrate", json={**body, "options": {"probabilities": True}})
-            assert answer.status_code == 200, answer.text
-            return np.array([row["probabilities"] for row in answer.json()["predictions"]])
-
-        for body in (
-            {"logits": odds.tolist()},
-            {"logits": odds[:, None].tolist()},
-            {"probabilities": second.tolist()},
-            {"percent": (100 * second[:, None]).tolist()},
+        for member, scores in (
+            ("logits", odds),
+            ("logits", odds[:, None]),
+            ("probabilities", second),
+            ("percent", 100 * second[:, None]),
         ):
-            np.testing.assert_allclose(answered(body)[:, 1], second, atol=1e-9)
+            np.testing.assert_allclose(by_json(url, scores, member)[:, 1], second, atol=1e-9)
         headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
         for shape in ((-1,), (-1, 1)):
             answer = post(f"{url}/calibrate", content=npy(odds.reshape(shape)), headers=headers)
@@ -157,8 +145,6 @@ def test_an_integer_label_of_feedback_is_the_name_where_names_are_integers(tmp_p
 
         lines = "\n".join(f"{one},{label}" for one, label in zip(ids, labels, strict=True))
         assert told(f"id,label\n{lines}", "text/csv")["accepted"] == 4
-        import pandas as pd
-
         for kind in (int, float, str):
             table = pd.DataFrame({"id": ids, "label": pd.Series(labels).astype(kind)})
             same = told(table.to_parquet(), "application/vnd.apache.parquet")
@@ -172,8 +158,6 @@ def test_an_integer_label_of_feedback_is_the_name_where_names_are_integers(tmp_p
 
 
 def test_a_dataframe_of_logits_names_the_classes() -> None:
-    import pandas as pd
-
     one = given(NAMES, 300, seed=4)
     table = pd.DataFrame(one.scores, columns=list(NAMES))
     expected = fit("vector", one.scores, one.labels).calibrator
