@@ -1,7 +1,5 @@
 """The benchmark of the monitor continues where it was stopped, and its figures are those of all streams."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -7,13 +7,14 @@ import numpy as np
 from boxcal.calibrators import Calibrator
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
+from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.network import LOG_SURPRISAL
 from boxcal.calibrators.maps.parameters import Map, with_products
-from boxcal.calibrators.method import BOUND_MAPS, parse
+from boxcal.calibrators.method import BOUND_MAPS, parse_stored
 
 One = TypeVar("One", bound=Map)
 CLASSES, FEATURES, PLACES = 12, 6, 9
@@ -64,11 +65,12 @@ def filled(one: type[One], kind: float = LOG_SURPRISAL, *, classes: int = CLASSE
 
 
 def filled_calibrator(name: str, classes: int) -> Calibrator:
-    method = parse(name)
+    method = parse_stored(name)
     logit_map: LogitMap = filled(method.logit_map, classes=classes)
-    if method.clipped:
-        logit_map = Chain(logit_map, filled(LogitBounding, classes=classes))
     if method.mixed:
         logit_map = Chain(filled(Mixture, classes=classes), logit_map)
+    for last, wanted in ((LogitBounding, method.clipped), (ClassPriorAdjustment, method.adjusted)):
+        if wanted:
+            logit_map = Chain(logit_map, filled(last, classes=classes))
     box = filled(BOUND_MAPS[method.bounds], classes=classes) if method.bounds else ConstantBounds(classes)
     return Calibrator(name, logit_map, box, classes)

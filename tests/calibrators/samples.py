@@ -11,7 +11,10 @@ from torch import Tensor
 
 from boxcal.calibrators import Calibrator
 
+Array = np.ndarray[Any, Any]
 Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Set = tuple[Floats, Labels]
 
 
 def overconfident(
@@ -36,9 +39,7 @@ def contaminated(
     return logits, labels
 
 
-def drawn(
-    count: int = 1000, classes: int = 10, *, temperature: float = 1.5, seed: int = 0
-) -> tuple[Floats, NDArray[np.int64]]:
+def drawn(count: int = 1000, classes: int = 10, *, temperature: float = 1.5, seed: int = 0) -> Set:
     """The same as `overconfident`, as arrays."""
     rng = np.random.default_rng(seed)
     logits = 2.5 * rng.normal(size=(count, classes))
@@ -52,7 +53,7 @@ def softmax(logits: Floats) -> Floats:
     return result
 
 
-def sharpened(count: int, classes: int, sharpness: float, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
+def sharpened(count: int, classes: int, sharpness: float, seed: int = 0) -> Set:
     """Logits that are `sharpness` times too large, of a modest classifier."""
     rng = np.random.default_rng(seed)
     honest = 1.5 * rng.normal(size=(count, classes))
@@ -103,6 +104,10 @@ def everything(num_samples: int, num_classes: int, *, seed: int = 0) -> Everythi
     wrong = torch.rand(num_samples, generator=generator) < 0.1
     labels[wrong] = torch.randint(num_classes, (int(wrong.sum()),), generator=generator)
     return Everything(logits, labels, features, (weight, bias), features.float())
+
+
+def mean_nll(logits: Array, labels: Array) -> float:
+    return float((np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
 
 
 def nll_of(calibrator: Calibrator, logits: torch.Tensor, labels: torch.Tensor) -> float:

@@ -1,9 +1,5 @@
 """Calibrators on arrays answer as those on tensors, for every method there is, and refuse the same bytes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,31 +8,13 @@ from boxcal.calibrators import Bounds, Calibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import ArtifactError
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
-from boxcal.calibrators.maps.chain import Chain
-from boxcal.calibrators.maps.class_prior import ClassPriorAdjustment
-from boxcal.calibrators.maps.constant_box import ConstantBounds
-from boxcal.calibrators.maps.logit_bounding import LogitBounding
-from boxcal.calibrators.maps.mixture import Mixture
-from boxcal.calibrators.method import BOUND_MAPS, catalogue, parse_stored
-from tests.calibrators.filled_maps import filled
+from boxcal.calibrators.method import catalogue
+from tests.calibrators.filled_maps import filled_calibrator
+from tests.calibrators.samples import Array
 
-Array = np.ndarray[Any, Any]
 BIT_IDENTICAL = {"uncalibrated", "ts", "pb", "pb-lower", "pb-upper", "ts+pb"}
 STORED = ("ts+em", "matrix+pb-mlp+bias", "histogram", "vector+pb", "sms+lb", "fc+pb-mlp", "dpb+lb")
 """What no fit makes: adjustments, and what earlier versions fitted."""
-
-
-def made(name: str, num_classes: int) -> Calibrator:
-    method = parse_stored(name)
-    logit_map = filled(method.logit_map, classes=num_classes)
-    if method.mixed:
-        logit_map = Chain(filled(Mixture, classes=num_classes), logit_map)
-    for last, wanted in ((LogitBounding, method.clipped), (ClassPriorAdjustment, method.adjusted)):
-        if wanted:
-            logit_map = Chain(logit_map, filled(last, classes=num_classes))
-    box = BOUND_MAPS.get(method.bounds, ConstantBounds)
-    bound_map = filled(box, classes=num_classes) if method.bounds else box(num_classes)
-    return Calibrator(name, logit_map, bound_map, num_classes)
 
 
 def requests(count: int, num_classes: int) -> list[tuple[Array, Array] | None]:
@@ -54,7 +32,7 @@ def requests(count: int, num_classes: int) -> list[tuple[Array, Array] | None]:
 @pytest.mark.parametrize("method", [*catalogue(), *STORED])
 def test_arrays_give_the_answers_of_tensors(method: str) -> None:
     for num_classes in (3, 12):
-        tensors = made(method, num_classes)
+        tensors = filled_calibrator(method, num_classes)
         data = tensors.to_bytes()
         arrays = ArrayCalibrator.from_bytes(data)
         assert arrays.to_bytes() == data
@@ -76,22 +54,19 @@ def test_arrays_give_the_answers_of_tensors(method: str) -> None:
                 np.testing.assert_array_equal(found.relaxed, expected.relaxed.numpy())
 
 
-def test_an_adjustment_is_that_of_tensors() -> None:
-    tensors, offsets = made("ets+pb", 5), np.linspace(-1.0, 1.0, 5)
+def test_an_adjustment_and_the_uncalibrated_one_are_those_of_tensors() -> None:
+    tensors, offsets = filled_calibrator("ets+pb", 5), np.linspace(-1.0, 1.0, 5)
     rows = np.random.default_rng(0).normal(size=(4, 5))
     found = ArrayCalibrator.from_bytes(tensors.to_bytes()).adjusted(offsets)
     expected = tensors.adjusted(offsets)
     assert found.method == expected.method
     np.testing.assert_allclose(found(rows), expected(torch.from_numpy(rows)).numpy(), rtol=0, atol=1e-12)
-
-
-def test_the_uncalibrated_one_is_that_of_tensors() -> None:
     assert ArrayCalibrator.uncalibrated(7).to_bytes() == Calibrator.uncalibrated(7).to_bytes()
 
 
 @pytest.mark.parametrize("method", ["ts", "ets", "lb", "dpb", "isotonic", "pb", "fc"])
 def test_bytes_of_what_no_fit_could_have_produced_are_refused(method: str) -> None:
-    one = made(method, 4)
+    one = filled_calibrator(method, 4)
     for part in (one.logit_map, one.bound_map):
         for name, value in part.parameters.items():
             if not name.startswith(("head", "turned", "places")):

@@ -67,17 +67,13 @@ def test_what_is_no_calibrator_is_refused(data: bytes, message: str) -> None:
         Calibrator.from_bytes(data)
 
 
-def test_a_calibrator_keeps_hashes_of_the_rows_that_it_was_fitted_to() -> None:
+def test_a_calibrator_keeps_hashes_of_its_rows_and_every_truncation_is_refused() -> None:
     logits, labels = contaminated(600, 4)
-    fitted = fit("ts", logits, labels).calibrator
-    read = ArrayCalibrator.from_bytes(fitted.to_bytes()).sketch
+    fitted = fit("ts+pb", logits, labels).calibrator
+    data = fitted.to_bytes()
+    read = ArrayCalibrator.from_bytes(data).sketch
     assert read == fitted.sketch == Sketch.of(np.asarray(logits))
     assert (len(read.hashes), read.count) == (256, 600)
-
-
-def test_every_truncation_is_refused() -> None:
-    logits, labels = contaminated(200, 4)
-    data = fit("ts+pb", logits, labels).calibrator.to_bytes()
     for length in range(len(data)):
         with pytest.raises(ArtifactError):
             Calibrator.from_bytes(data[:length])

@@ -49,14 +49,11 @@ def test_data_that_no_fit_can_use_is_refused(logits: object, labels: object, mes
 
 @pytest.mark.parametrize("method", ["vector", "auto"])
 def test_copies_of_one_row_leave_nothing_to_judge_a_fit_on(method: str) -> None:
+    logits, labels = torch.arange(3.0).repeat(40, 1), [0] * 40
     with pytest.raises(InvalidDataError, match="all 40 rows are copies of one; a fit is judged on rows"):
-        fit(method, torch.arange(3.0).repeat(40, 1), [0] * 40)
-
-
-def test_a_report_on_copies_of_one_row_says_that_they_are() -> None:
-    data = check_validation_set(np.tile(np.arange(3.0), (40, 1)), [0] * 40)
+        fit(method, logits, labels)
     with pytest.raises(InvalidDataError, match="all 40 rows are copies of one"):
-        report_on("ts", data)
+        report_on("ts", check_validation_set(logits, labels))
 
 
 def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
@@ -92,11 +89,13 @@ def test_any_floating_dtype_is_taken(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("method", ["fc", "ta", "ta+lb"])
-def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
+def test_a_calibrator_refuses_another_width(method: str) -> None:
     data = everything(60, 3)
     calibrator = fit(method, data.logits, data.labels, **data.extras()).calibrator
     with pytest.raises(InvalidDataError, match=r"features of shape \(N, 9\), not \(5, 3\)"):
         calibrator(torch.zeros(5, 3))
+    with pytest.raises(InvalidDataError, match=r"shape \(N, 3\), not \(2, 4\)"):
+        Calibrator.uncalibrated(3)(torch.zeros(2, 4))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_a_calibrator_of_features_refuses_another_width(method: str) -> None:
         ({"groups": ["a", "b", "c"]}, "shape"),
         ({"groups": ["one"] * 4}, "all samples belong to the group 'one'"),
         ({"groups": [1.0, 1.0, 1.0, math.nan]}, "row 3"),
-        ({"groups": [None] * 4}, "numbers or texts"),
+        ({"groups": ["a", "b", None, "c"]}, "groups must be numbers or texts; row 2 is None"),
     ],
 )
 def test_what_comes_beside_logits_must_fit(extras: dict[str, Any], message: str) -> None:
@@ -128,8 +127,3 @@ def test_bounds_that_are_none_are_refused() -> None:
     wrong: Any = (0.1, 0.5)
     with pytest.raises(TypeError, match=r"bounds must be boxcal\.Bounds\(lower, upper\), not tuple"):
         fit("ts", GOOD, LABELS).calibrator(torch.from_numpy(GOOD), wrong)
-
-
-def test_a_calibrator_refuses_another_number_of_classes() -> None:
-    with pytest.raises(InvalidDataError, match=r"shape \(N, 3\), not \(2, 4\)"):
-        Calibrator.uncalibrated(3)(torch.zeros(2, 4))

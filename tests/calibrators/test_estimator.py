@@ -1,7 +1,5 @@
 """The estimators keep scikit-learn's conventions, and give what `fit` gives."""
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np
@@ -102,29 +100,20 @@ def test_it_is_the_last_step_of_a_pipeline() -> None:
     assert clone(pipeline).get_params()["boxcalibrator__upper"] == 0.8
 
 
-def test_probabilities_are_not_taken_for_logits() -> None:
+def test_probabilities_are_neither_fitted_nor_predicted_as_logits() -> None:
     logits, labels = data()
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    with pytest.raises(
-        ValueError, match=r'look like probabilities.* Set scores="probabilities"; .*, set scores="logits"\.$'
-    ):
-        BoxCalibrator(method="ts").fit(probabilities, labels)
     with pytest.raises(ValueError, match=r'Set scores="percent"\.$'):
         BoxCalibrator(method="ts", scores="probabilities").fit(100 * probabilities, labels)
     ours = BoxCalibrator(method="ts", scores="probabilities").fit(probabilities, labels)
-    expected = BoxCalibrator(method="ts").fit(logits, labels).predict_proba(logits)
+    calibrator = BoxCalibrator(method="ts").fit(logits, labels)
+    expected = calibrator.predict_proba(logits)
     np.testing.assert_allclose(ours.predict_proba(probabilities), expected, rtol=1e-6)
     assert np.isfinite(ours.predict_proba([[0.0, 0.0, 1.0]])).all()
     with pytest.raises(ValueError, match=r"probabilities\[1\] sums to 1.5; the probabilities of a sample"):
         ours.predict_proba([[0.0, 0.0, 1.0], [0.5, 0.5, 0.5]])
     with pytest.raises(ValueError, match="'odds'"):
         BoxCalibrator(method="ts", scores="odds").fit(logits, labels)  # type: ignore[arg-type]
-
-
-def test_probabilities_are_not_predicted_as_the_logits_that_were_fitted() -> None:
-    logits, labels = data()
-    calibrator = BoxCalibrator(method="ts").fit(logits, labels)
-    probabilities = calibrator.predict_proba(logits)
     with pytest.raises(ValueError, match=r"look like probabilities.* was fitted to logits"):
         calibrator.predict_proba(probabilities)
     assert calibrator.predict_proba(probabilities[:7]).shape == (7, 3)  # by chance
@@ -175,11 +164,6 @@ def test_scores_of_pairs_of_classes_are_refused() -> None:
     for model, classes in ((pairs, 2), (SVC(), 3), (OneVsRestClassifier(pairs), 3)):
         rows, y = samples(classes)
         assert BoxCalibratedClassifier(model, "ts").fit(rows, y).score(rows, y) > 0.7
-
-
-def test_a_trained_model_is_given_frozen() -> None:
-    with pytest.raises(ValueError, match=r"cv is 'prefit'; .* give FrozenEstimator\(model\)"):
-        BoxCalibratedClassifier(LogisticRegression(), "ts", cv="prefit").fit(*samples(3))
 
 
 def test_serious_findings_are_warnings_at_the_line_that_fits() -> None:
@@ -258,6 +242,7 @@ def test_a_classifier_is_calibrated_on_scores_of_samples_it_was_not_trained_on(
     [
         ({"method": "platt"}, "no method 'platt'; did you mean 'vector'"),
         ({"upper": 0.3}, "the upper bounds add up to"),
+        ({"cv": "prefit"}, r"cv is 'prefit'; .* give FrozenEstimator\(model\)"),
         ({"lower": {"cat": 0.3, "horse": 0.1}}, "lower names 'horse'"),
     ],
 )
@@ -347,17 +332,12 @@ def test_a_series_is_one_column_of_scores(library: str) -> None:
     frames: Any = pytest.importorskip(library)
     rows, y = samples(2)
     scores = 2 * rows[:, 0]
-    calibrator = BoxCalibrator("ts").fit(frames.Series(scores), frames.Series(y))
-    expected = BoxCalibrator("ts").fit(scores, y).predict_proba(scores)
-    np.testing.assert_array_equal(calibrator.predict_proba(frames.Series(scores)), expected)
-
-
-def test_a_single_log_odd_between_0_and_1_is_no_probability() -> None:
-    """It is what is fitted that shows the kind of the scores."""
-    rows, y = samples(2)
-    calibrator = BoxCalibrator("ts").fit(2 * rows[:, 0], y)
-    pairs = BoxCalibrator("ts").fit(np.outer(2 * rows[:, 0], [0, 1]), y)
-    np.testing.assert_allclose(calibrator.predict_proba(np.array([0.4])), pairs.predict_proba([[0.0, 0.4]]))
+    expected = BoxCalibrator("ts").fit(scores, y)
+    found = BoxCalibrator("ts").fit(frames.Series(scores), frames.Series(y))
+    np.testing.assert_array_equal(found.predict_proba(frames.Series(scores)), expected.predict_proba(scores))
+    # A log odd between 0 and 1 is no probability: what is fitted shows the kind of the scores.
+    pairs = BoxCalibrator("ts").fit(np.outer(scores, [0, 1]), y).predict_proba([[0.0, 0.4]])
+    np.testing.assert_allclose(expected.predict_proba(np.array([0.4])), pairs)
 
 
 @pytest.mark.filterwarnings("ignore")

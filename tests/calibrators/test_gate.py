@@ -1,28 +1,20 @@
 """How often the gate activates a fit, by simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.report import cross_fitted_report
+from tests.calibrators.samples import Set, drawn
 
 pytestmark = pytest.mark.long
 
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
-Set = tuple[Floats, Labels]
 ZERO = np.log(np.finfo(np.float32).tiny)
 
 
 def draw(count: int, classes: int, temperature: float, zeros: float, seed: int) -> Set:
     """Draw logits that are `temperature` times too large, a share of whose true classes has probability 0."""
-    rng = np.random.default_rng(seed)
-    honest = 2.5 * rng.normal(size=(count, classes))
-    labels = (honest + rng.gumbel(size=honest.shape)).argmax(axis=1)
-    logits = temperature * honest
-    lost = rng.random(count) < zeros
+    logits, labels = drawn(count, classes, temperature=temperature, seed=seed)
+    lost = np.random.default_rng([seed, 1]).random(count) < zeros
     logits[lost, labels[lost]] = ZERO
     return logits, labels
 

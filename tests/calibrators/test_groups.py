@@ -1,7 +1,5 @@
 """Samples of one patient or video: one fold for all of them, and intervals that know of the groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import torch
 
 from boxcal.calibrators.data import check_validation_set, fold_masks
-from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
 from boxcal.calibrators.evaluation.evaluate import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
@@ -51,11 +48,6 @@ def test_groups_are_a_column_of_any_kind(column: Any) -> None:
     assert expected is not None
     assert found is not None
     assert len(np.unique(np.stack([expected, found]), axis=1).T) == 30
-
-
-def test_a_missing_group_is_named() -> None:
-    with pytest.raises(InvalidDataError, match="groups must be numbers or texts; row 7 is None"):
-        check_validation_set(LOGITS, LABELS, groups=[*PATIENTS[:7], None, *PATIENTS[8:]])
 
 
 def test_groups_of_single_samples_change_nothing() -> None:

@@ -7,28 +7,24 @@ import torch
 from boxcal.calibrators.fitting.objective import Objective, objective_of
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.chain import Chain
-from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.maps.network import CENTRED, NetworkMap
-from boxcal.calibrators.maps.network_box import InstanceDependentBounds
-from boxcal.calibrators.maps.parameters import Array, Map
 from boxcal.calibrators.method import BOUND_MAPS, logit_maps
 from tests.calibrators.filled_maps import CLASSES, filled
-from tests.calibrators.samples import central_differences, contaminated
+from tests.calibrators.samples import Array, central_differences, contaminated
 
 
-def made() -> list[Map]:
+def made() -> list[LogitMap]:
     singles = [one for one in logit_maps().values() if one is not Chain]
     chained = [Chain(filled(one), filled(LogitBounding)) for one in singles if one.combines]
-    networks = [
-        filled(one, CENTRED) for one in (*singles, InstanceDependentBounds) if issubclass(one, NetworkMap)
-    ]
-    return [*(filled(one) for one in singles), filled(ConstantBounds), *chained, *networks]
+    networks = [filled(one, CENTRED) for one in singles if issubclass(one, NetworkMap)]
+    return [*(filled(one) for one in singles), *chained, *networks]
 
 
-@pytest.mark.parametrize(
-    "one", [one for one in made() if isinstance(one, LogitMap)], ids=lambda one: one.name
-)
+EACH_MAP = pytest.mark.parametrize("one", made(), ids=lambda one: one.name)
+
+
+@EACH_MAP
 def test_the_product_of_a_logit_map_is_that_of_finite_differences(one: LogitMap) -> None:
     """In its coordinates and in what it takes; kinks are not near these rows."""
     rng = np.random.default_rng(0)
@@ -54,9 +50,7 @@ def test_the_product_of_a_logit_map_is_that_of_finite_differences(one: LogitMap)
 
 
 @pytest.mark.parametrize("bounds", ["", *BOUND_MAPS])
-@pytest.mark.parametrize(
-    "one", [one for one in made() if isinstance(one, LogitMap)], ids=lambda one: one.name
-)
+@EACH_MAP
 def test_the_gradient_of_an_objective_is_that_of_finite_differences(one: LogitMap, bounds: str) -> None:
     if one.reads == "inputs":
         return

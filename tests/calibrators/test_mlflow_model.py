@@ -1,7 +1,5 @@
 """Calibrators as MLflow models: the files, what MLflow calls, and MLflow itself where it is installed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import platform
@@ -18,7 +16,7 @@ from boxcal.calibrators import fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import ExportError, InvalidDataError
 from boxcal.calibrators.mlflow_model import PyfuncModel, to_mlflow
-from tests.calibrators.samples import drawn, everything
+from tests.calibrators.samples import Array, drawn, everything
 
 CLASSES = ["cat", "dog", "emu", "fox"]
 
@@ -27,7 +25,7 @@ def fitted(method: str, classes: int = 4) -> ArrayCalibrator:
     return fit(method, *drawn(400, classes)).on_arrays
 
 
-def of_two_laws() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def of_two_laws() -> tuple[Array, Array]:
     """Labels of which half follow the logits, and half softened and biased ones: `auto` finds a stack."""
     rng = np.random.default_rng(3)
     logits = 3.0 * rng.normal(size=(2000, 4))
@@ -82,7 +80,7 @@ def test_the_files_are_those_of_mlflow(tmp_path: Path) -> None:
     }
 
 
-def test_a_loaded_model_answers_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_loaded_model_answers_to_the_last_bit_and_refuses_columns_of_other_classes(tmp_path: Path) -> None:
     calibrator, logits = replace(fitted("ts+pb"), classes=CLASSES), drawn(50, 4)[0]
     to_mlflow(calibrator, tmp_path)
     model, single = loaded(tmp_path), logits.astype(np.float32)
@@ -92,15 +90,11 @@ def test_a_loaded_model_answers_to_the_last_bit(tmp_path: Path) -> None:
     assert np.array_equal(model.predict(pandas.DataFrame(logits)), calibrator(logits))
     assert np.array_equal(model.predict(frame[["fox", "dog", "cat", "emu"]]), calibrator(logits))
     assert np.array_equal(model.predict(frame.add_prefix("logit of ")), calibrator(logits))
-
-
-def test_columns_of_other_classes_are_refused(tmp_path: Path) -> None:
-    to_mlflow(replace(fitted("ts"), classes=CLASSES), tmp_path)
-    frame = pandas.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["row", *CLASSES[:3]])
+    other = pandas.DataFrame([[1.0, 2.0, 3.0, 4.0]], columns=["row", *CLASSES[:3]])
     with pytest.raises(InvalidDataError, match=r"the columns are \['row', .*name each column by its class"):
-        loaded(tmp_path).predict(frame)
+        model.predict(other)
     with pytest.raises(InvalidDataError, match=r"takes logits of shape \(N, 4\), not \(1, 3\)"):
-        loaded(tmp_path).predict([[1.0, 2.0, 3.0]])
+        model.predict([[1.0, 2.0, 3.0]])
 
 
 def test_a_folder_with_files_is_kept(tmp_path: Path) -> None:
@@ -140,7 +134,5 @@ def test_mlflow_gives_the_answers_of_the_calibrator(method: str, tmp_path: Path)
     assert np.array_equal(model.predict(single), calibrator(single))
     with pytest.raises(mlflow.exceptions.MlflowException, match="missing inputs"):
         model.predict(logits[:, 1:])
-    assert json.loads(model.metadata.signature.to_dict()["outputs"])[0]["tensor-spec"]["shape"] == [
-        -1,
-        len(names),
-    ]
+    outputs = json.loads(model.metadata.signature.to_dict()["outputs"])
+    assert outputs[0]["tensor-spec"]["shape"] == [-1, len(names)]

@@ -1,23 +1,19 @@
 """`beta` and `isotonic` fit each class to the optimum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.special import expit, log_softmax, softmax
 from sklearn.isotonic import IsotonicRegression
 
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.maps.beta import FLOOR, RIDGE, BetaCalibration
 from boxcal.calibrators.maps.per_class import IsotonicCalibration
+from tests.calibrators.samples import Set
 
-Floats = NDArray[np.float64]
-Sample = tuple[Floats, NDArray[np.int64]]
 KINDS = ("ordinary", "few", "separable", "extreme", "reversed", "tied")
 
 
-def sample(kind: str) -> Sample:
+def sample(kind: str) -> Set:
     rng = np.random.default_rng(len(kind))
     logits = 2.0 * rng.normal(size=(50 if kind == "few" else 400, 3))
     if kind == "tied":

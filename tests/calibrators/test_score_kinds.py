@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -13,9 +12,8 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.method import logit_maps
 from tests.calibrators.filled_maps import CLASSES, filled
-from tests.calibrators.samples import overconfident
+from tests.calibrators.samples import Floats, Set, overconfident
 
-Floats = NDArray[np.float64]
 METHODS = ("vector", "sms", "dpb", "lb", "ets", "ts+pb", "isotonic")
 
 
@@ -32,7 +30,7 @@ def kinds(logits: Floats) -> dict[str, Floats]:
     }
 
 
-def biased(count: int, seed: int = 0) -> tuple[Floats, NDArray[np.int64]]:
+def biased(count: int, seed: int = 0) -> Set:
     logits, labels = overconfident(count, 4, seed=seed)
     return (logits + torch.tensor([3.0, 1.0, 0.0, -1.0])).numpy(), labels.numpy()
 

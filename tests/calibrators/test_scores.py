@@ -1,7 +1,5 @@
 """How scores look, their one conversion to logits, and methods that mix zeros with uniform answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +17,8 @@ from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.temperature import TemperatureScaling
 from boxcal.calibrators.scores import ScoreLook, as_logits, two_columns
-from tests.calibrators.samples import softmax
+from tests.calibrators.samples import Array, nll_of, softmax
 
-Array = np.ndarray[Any, Any]
 CLASSES = (2, 3, 5, 10, 30, 100)
 ROUNDINGS: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "2 decimals": ("probabilities", lambda p: p.round(2)),
@@ -64,12 +61,8 @@ def test_logits_and_sigmoids_are_no_probabilities(num_classes: int) -> None:
     assert ScoreLook.of([np.maximum(logits, 0)]).kind is None
     sigmoids = 1 / (1 + np.exp(-logits_of(num_classes, 2.0)))
     assert ScoreLook.of([sigmoids]).kind == "sigmoids"
-    (found,) = [
-        one
-        for one in check_data(check_validation_set(sigmoids, logits.argmax(axis=1)))
-        if one.code == "sigmoids"
-    ]
-    assert found.severity == "serious"
+    found = check_data(check_validation_set(sigmoids, logits.argmax(axis=1)))
+    assert [one.severity for one in found if one.code == "sigmoids"] == ["serious"]
 
 
 def test_real_logits_are_not_taken_for_something_else() -> None:
@@ -115,14 +108,7 @@ def test_sums_may_differ_by_what_rounding_explains(row: list[float], kind: str, 
             as_logits(np.array([row]), kind)
 
 
-def test_what_is_no_probability_is_named() -> None:
-    with pytest.raises(InvalidDataError, match=r"probabilities\[8, 1\] is 1.25; .* between 0 and 1\. Send"):
-        as_logits(np.array([[0.0, 1.25]]), "probabilities", 8)
-    with pytest.raises(InvalidDataError, match=r"between 0 and 1\. Set scores=percent"):
-        as_logits(np.array([[25.0, 75.0], [40.0, 60.0]]), "probabilities")
-
-
-def test_what_rounding_leaves_beyond_0_and_1_is_read_as_they_are() -> None:
+def test_what_rounding_leaves_beyond_0_and_1_is_read_as_they_are_and_other_numbers_are_named() -> None:
     rows = np.array([[-1e-17, 1.0000000000000002], [1.000005, -5e-6], [0.25, 0.75]])
     found, remarked = as_logits(rows, "probabilities")
     assert remarked == 0
@@ -134,6 +120,10 @@ def test_what_rounding_leaves_beyond_0_and_1_is_read_as_they_are() -> None:
         with pytest.raises(InvalidDataError, match="lies between 0 and 1"):
             as_logits(np.array([row]), "probabilities")
     assert evaluate(rows, [1, 0, 1]).nll == pytest.approx(-np.log(0.75) / 3)
+    with pytest.raises(InvalidDataError, match=r"probabilities\[8, 1\] is 1.25; .* between 0 and 1\. Send"):
+        as_logits(np.array([[0.0, 1.25]]), "probabilities", 8)
+    with pytest.raises(InvalidDataError, match=r"between 0 and 1\. Set scores=percent"):
+        as_logits(np.array([[25.0, 75.0], [40.0, 60.0]]), "probabilities")
 
 
 def test_one_column_is_the_second_of_two_classes() -> None:
@@ -148,11 +138,6 @@ def votes(rows: int = 1500, trees: int = 10, seed: int = 0) -> tuple[Array, Arra
     shares = softmax(2 * rng.normal(size=(rows, 3)))
     labels = np.array([rng.choice(3, p=row) for row in shares])
     return rng.multinomial(trees, shares) / trees, labels
-
-
-def nll(calibrator: Any, logits: Array, labels: Array) -> float:
-    rows = calibrator(torch.from_numpy(logits)).numpy()
-    return float(-np.log(rows[np.arange(len(labels)), labels]).mean())
 
 
 PROBABILITIES, LABELS = votes()
@@ -195,9 +180,12 @@ def test_the_mixture_has_the_temperature_of_ts() -> None:
 @pytest.mark.parametrize("method", ["ts", "vector", "sms"])
 def test_it_is_better_where_true_classes_have_probability_0(method: str) -> None:
     later, truth = votes(seed=1)
-    rows, _ = as_logits(later, "probabilities")
-    plain, mixed = (fit(name, LOGITS, LABELS) for name in (method, f"mix+{method}"))
-    assert nll(mixed.calibrator, rows, truth) < nll(plain.calibrator, rows, truth) - 0.05
+    rows = torch.from_numpy(as_logits(later, "probabilities")[0])
+    plain, mixed = (
+        nll_of(fit(name, LOGITS, LABELS).calibrator, rows, torch.from_numpy(truth))
+        for name in (method, f"mix+{method}")
+    )
+    assert mixed < plain - 0.05
 
 
 def test_a_mixture_that_gains_nothing_leaves_the_logits_as_they_are() -> None:

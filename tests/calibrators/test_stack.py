@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from safetensors.numpy import load, save
@@ -31,16 +30,17 @@ from boxcal.calibrators.maps.linear import VectorScaling
 from boxcal.calibrators.maps.mixture import Mixture
 from boxcal.calibrators.maps.stack import Component, Stack
 from boxcal.calibrators.maps.temperature import TemperatureScaling
-from tests.calibrators.samples import drawn
+from tests.calibrators.samples import Array, drawn, mean_nll
+from tests.calibrators.test_onnx_export import run
 
 FOLDS = 5
 
 
-def shuffled(count: int) -> np.ndarray[Any, Any]:
+def shuffled(count: int) -> Array:
     return np.random.default_rng(1).permutation(np.arange(count) % FOLDS)
 
 
-def two_temperatures(count: int = 4000) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def two_temperatures(count: int = 4000) -> tuple[Array, Array]:
     """Labels of which half follow the logits, and half the logits over five: a mixture is the truth."""
     rng = np.random.default_rng(3)
     logits = 3.0 * rng.normal(size=(count, 4))
@@ -74,22 +74,12 @@ def test_methods_that_agree_share_their_weight() -> None:
     assert found[1] == pytest.approx(found[2], abs=1e-9)
 
 
-def test_a_method_of_less_than_a_twentieth_is_left_out() -> None:
-    likelihoods = np.tile([[0.8, 0.2]] * 39 + [[0.5, 0.8]], (250, 1))
-    found = mixing_weights(likelihoods, np.ones(10_000), 0.25)
-    assert 0.0 < found[1] < 0.05
-    assert stack_weights(-np.log(likelihoods), shuffled(10_000), np.ones(10_000)).all_rows.tolist() == [
-        1.0,
-        0.0,
-    ]
-
-
 def test_weights_are_the_optimum_that_another_solver_finds() -> None:
     rng = np.random.default_rng(0)
     likelihoods = rng.uniform(0.05, 1.0, (600, 4)) * [1.0, 0.8, 1.0, 0.7]
     counts = rng.uniform(0.2, 2.0, 600)
 
-    def loss(weights: np.ndarray[Any, Any]) -> float:
+    def loss(weights: Array) -> float:
         return float(-(counts * np.log(likelihoods @ weights)).sum() / counts.sum())
 
     found = stack_weights(-np.log(likelihoods), shuffled(600), counts, most=4)
@@ -119,10 +109,15 @@ def test_a_fold_has_no_part_in_the_weights_that_judge_it() -> None:
     assert found.losses == pytest.approx(own, abs=1e-12)
 
 
-def test_the_number_of_components_is_limited() -> None:
+def test_the_number_of_components_is_limited_and_less_than_a_twentieth_is_left_out() -> None:
     rng = np.random.default_rng(4)
     losses = rng.exponential(size=(3000, 8)) * (0.5 + np.eye(8)[rng.integers(8, size=3000)])
     assert (stack_weights(losses, shuffled(3000), np.ones(3000), most=4).all_rows > 0).sum() == 4
+    likelihoods = np.tile([[0.8, 0.2]] * 39 + [[0.5, 0.8]], (250, 1))
+    found = mixing_weights(likelihoods, np.ones(10_000), 0.25)
+    assert 0.0 < found[1] < 0.05
+    kept = stack_weights(-np.log(likelihoods), shuffled(10_000), np.ones(10_000))
+    assert kept.all_rows.tolist() == [1.0, 0.0]
 
 
 def test_a_sample_that_counts_three_times_is_three_samples() -> None:
@@ -177,11 +172,8 @@ def test_a_stack_mixes_probabilities() -> None:
     p = calibrator()(np.array([[2.0, 0.0]]))
     assert p[0, 0] == pytest.approx(0.99 * (0.25 * 0.880797 + 0.75 * 0.669908) + 0.005, abs=1e-6)
     assert calibrator().method == "stack(uncalibrated,mix+ts)"
-
-
-def test_no_class_is_less_probable_than_the_floor_says() -> None:
     plain = Stack([Component("uncalibrated", IdentityMap(2))] * 2, [0.5, 0.5], 0.01)
-    found = plain(np.array([[900.0, -900.0]]))
+    found = plain(np.array([[900.0, -900.0]]))  # no class is less probable than the floor says
     assert np.exp(found[0]) == pytest.approx([0.995, 0.005], abs=1e-15)
 
 
@@ -201,8 +193,7 @@ def test_a_stored_stack_answers_alike_on_arrays_tensors_and_onnx(tmp_path: Path)
     tensors = Calibrator.from_bytes(one.to_bytes())
     np.testing.assert_allclose(tensors(torch.from_numpy(logits)).numpy(), one(logits), rtol=0, atol=1e-14)
     tensors.to_onnx(tmp_path / "stack.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "stack.onnx", providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"logits": logits.astype(np.float32)})
+    answer = run(tmp_path / "stack.onnx", logits=logits.astype(np.float32))
     np.testing.assert_allclose(answer, one(logits), rtol=0, atol=1e-6)
 
 
@@ -238,29 +229,27 @@ def test_a_stored_stack_is_checked(change: dict[str, Any], message: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["stack(ts,pb)", "stack(stack(ts),ts)", "stack()", "stack", "stack(fc,ts)", "stack(ts+lb)"]
+    ("name", "message"),
+    [
+        *((name, "no") for name in ("stack(ts,pb)", "stack(stack(ts),ts)", "stack()", "stack")),
+        *((name, "no") for name in ("stack(fc,ts)", "stack(ts+lb)")),
+        ("stack(ts,ts)+lb", r"no stack is followed by '\+lb"),
+        ("stack(ts,ts)+ts", r"no stack is followed by '\+ts"),
+        ("stack(ts,ts)+pts+pts", r"no stack is followed by '\+pts"),
+        ("stack(ts,ts)pts", "no stack is followed by 'pts"),
+    ],
 )
-def test_names_that_are_no_stack(name: str) -> None:
+def test_names_that_are_no_stack(name: str, message: str) -> None:
     data = calibrator().to_bytes().replace(b"stack(uncalibrated,mix+ts)", name.ljust(26).encode())
-    with pytest.raises(ArtifactError, match="no"):
+    with pytest.raises(ArtifactError, match=message):
         ArrayCalibrator.from_bytes(data)
 
 
-@pytest.mark.parametrize("after", ["+lb", "+ts", "+pts+pts", "pts"])
-def test_what_may_follow_a_stack(after: str) -> None:
-    data = calibrator().to_bytes()
-    name = f"stack(ts,ts){after}".ljust(26)
-    with pytest.raises(ArtifactError, match=f"no stack is followed by '{after[:4]}".replace("+", r"\+")):
-        ArrayCalibrator.from_bytes(data.replace(b"stack(uncalibrated,mix+ts)", name.encode()))
-
-
-@pytest.fixture(scope="module")
-def mixed() -> FitResult:
-    return fit("auto", *two_temperatures())
-
-
-def test_auto_mixes_where_a_mixture_is_the_truth(mixed: FitResult) -> None:
+def test_auto_mixes_where_a_mixture_is_the_truth_and_its_report_fits_nothing_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No temperature can be both; `ets` mixes raw and softened probabilities, and is the truth."""
+    mixed = fit("auto", *two_temperatures())
     logits, labels = two_temperatures(40_000)
     loss = {
         name: float(-np.log(one(logits)[np.arange(len(labels)), labels]).mean())
@@ -269,6 +258,17 @@ def test_auto_mixes_where_a_mixture_is_the_truth(mixed: FitResult) -> None:
     assert loss["auto"] < loss["ts"] - 0.004
     assert mixed.choice["why"].count("nats below the unchanged logits") == 1
     assert sum(row["weight"] for row in mixed.choice["candidates"]) == pytest.approx(1.0)
+    monkeypatch.delattr(crossfit, "fit_set")
+    data = check_validation_set(*two_temperatures())
+    report = report_on(mixed.method, data, unseen=mixed.unseen)
+    assert report.is_better
+    assert report.folds == FOLDS
+    gain = report.difference["nll"].value
+    assert gain == pytest.approx(-mixed.choice["gain"], abs=1e-5)  # the gain is that of floored losses
+    masks = np.array([mask for mask, _ in mixed.unseen])  # what judges a fold has not seen it
+    assert (masks.sum(axis=0) == 1).all()
+    whole = mixed.on_arrays.spec["parameters"]
+    assert all(one.spec["parameters"] != whole for _, one in mixed.unseen)
 
 
 def test_methods_with_parameters_per_class_have_a_floor() -> None:
@@ -281,7 +281,7 @@ def test_methods_with_parameters_per_class_have_a_floor() -> None:
     assert 0.1 / 1001 / 3 <= p.min() < 1e-3
 
 
-def close_and_clear(rows: int, num_classes: int, seed: int) -> tuple[np.ndarray[Any, Any], ...]:
+def close_and_clear(rows: int, num_classes: int, seed: int) -> tuple[Array, ...]:
     """Give logits, labels and the logits of the truth.
 
     Logits are right where the two largest are close, and three times too large in all other rows.
@@ -291,10 +291,6 @@ def close_and_clear(rows: int, num_classes: int, seed: int) -> tuple[np.ndarray[
     ordered = np.sort(logits, axis=1)
     true = logits / np.where(ordered[:, -1] - ordered[:, -2] > 1.0, 3.0, 1.0)[:, None]
     return logits, (true + rng.gumbel(size=true.shape)).argmax(axis=1), true
-
-
-def nll_of(logits: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
-    return float((np.logaddexp.reduce(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
 
 
 @pytest.fixture(scope="module")
@@ -308,9 +304,9 @@ def test_a_network_follows_where_rows_need_temperatures_of_their_own(
 ) -> None:
     """The best temperature of all rows is .2 nats above the truth; the network comes within .05."""
     logits, labels, true = close_and_clear(20_000, 50, seed=4)
-    best = min(nll_of(logits / one, labels) for one in np.linspace(1.0, 3.0, 21))
-    assert best > nll_of(true, labels) + 0.17
-    assert nll_of(np.log(tempered.on_arrays(logits)), labels) < nll_of(true, labels) + 0.05
+    best = min(mean_nll(logits / one, labels) for one in np.linspace(1.0, 3.0, 21))
+    assert best > mean_nll(true, labels) + 0.17
+    assert mean_nll(np.log(tempered.on_arrays(logits)), labels) < mean_nll(true, labels) + 0.05
     assert tempered.method.endswith("+pts")
     assert tempered.choice["chosen"] == tempered.method
     assert "`pts` after it lowers the NLL by another 0." in tempered.choice["why"]
@@ -319,8 +315,7 @@ def test_a_network_follows_where_rows_need_temperatures_of_their_own(
     assert again.to_bytes() == stored
     assert np.array_equal(again(logits[:50]), tempered.on_arrays(logits[:50]))
     Calibrator.from_bytes(stored).to_onnx(tmp_path / "stack.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "stack.onnx", providers=["CPUExecutionProvider"])
-    (answer,) = session.run(None, {"logits": logits[:50].astype(np.float32)})
+    answer = run(tmp_path / "stack.onnx", logits=logits[:50].astype(np.float32))
     np.testing.assert_allclose(answer, again(logits[:50].astype(np.float32)), rtol=0, atol=1e-6)
     adjusted = ArrayCalibrator.from_bytes(again.adjusted(np.zeros(50)).to_bytes())
     assert adjusted.method == f"{tempered.method}+em"
@@ -393,23 +388,6 @@ def test_logits_that_are_right_stay_and_are_reported_unchanged(num_classes: int,
     report = report_on(result.method, data, unseen=result.unseen)
     assert report.changed_labels == 0
     assert sentence(report.to_dict()) == "No clear gain: NLL does not change."
-
-
-def test_a_report_of_auto_fits_nothing_again(mixed: FitResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(crossfit, "fit_set")
-    data = check_validation_set(*two_temperatures())
-    report = report_on(mixed.method, data, unseen=mixed.unseen)
-    assert report.is_better
-    assert report.folds == FOLDS
-    gain = report.difference["nll"].value
-    assert gain == pytest.approx(-mixed.choice["gain"], abs=1e-5)  # the gain is that of floored losses
-
-
-def test_what_judges_a_fold_has_not_seen_it(mixed: FitResult) -> None:
-    masks = np.array([mask for mask, _ in mixed.unseen])
-    assert (masks.sum(axis=0) == 1).all()
-    whole = mixed.on_arrays.spec["parameters"]
-    assert all(one.spec["parameters"] != whole for _, one in mixed.unseen)
 
 
 @pytest.mark.parametrize("sets", [8, pytest.param(400, marks=pytest.mark.long)])

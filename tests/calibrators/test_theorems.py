@@ -5,13 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from boxcal.calibrators import box_constrained_softmax, fit
-from tests.calibrators.samples import everything
-
-Floats = NDArray[np.float64]
+from tests.calibrators.samples import Floats, everything
 
 
 def rows(count: int, classes: int, *, seed: int = 0) -> Tensor:

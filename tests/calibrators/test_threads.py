@@ -1,7 +1,5 @@
 """What libraries may use of the processor while boxcal computes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -65,11 +65,7 @@ def write_onnx(
 
 def linear(path: Path, last: str, classes: int) -> Path:
     """A linear network of 4 features, whose outputs are the `raw_logits`, and `scores` by this operator."""
-    nodes = [
-        node("MatMul", "x w", "raw"),
-        node(last, "raw", "scores"),
-        node("Identity", "raw", "raw_logits"),
-    ]
+    nodes = [node("MatMul", "x w", "raw"), node(last, "raw", "scores"), node("Identity", "raw", "raw_logits")]
     outputs = [value(name, "N", classes) for name in ("scores", "raw_logits")]
     weight = np.random.default_rng(1).normal(size=(4, classes)).astype(np.float32)
     return save_graph(path, nodes, [value("x", "N", 4)], outputs, w=weight)

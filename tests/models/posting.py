@@ -1,7 +1,5 @@
 """Real models of other libraries, behind a service: what is posted, and the library's own answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +49,6 @@ def check_clients(url: str, made: Export) -> None:
 
 
 def _sent_by_clients(made: Export) -> Iterator[tuple[str, Sequence[Any]]]:
-    """Name methods of the client, with their arguments."""
     if "text" in made.inputs[0]:
         yield "predict_texts", [one["text"] for one in made.inputs]
         if made.tokens is not None:

@@ -51,22 +51,13 @@ class Graph:
         self, *outputs: str, opset: int = 17, functions: Sequence[onnx.FunctionProto] = ()
     ) -> onnx.ModelProto:
         """Finish the graph; without names its output is the last one."""
-        graph = helper.make_graph(
-            self.nodes,
-            "tokens",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", TOKENS, WIDTH])],
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
-                for name in outputs or (self.last,)
-            ],
-            self.weights,
-        )
-        model = helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", opset), helper.make_opsetid("own", 1)],
-            functions=functions,
-            ir_version=10,
-        )
+        tokens = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", TOKENS, WIDTH])
+        found = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs or (self.last,)
+        ]
+        graph = helper.make_graph(self.nodes, "tokens", [tokens], found, self.weights)
+        opsets = [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)]
+        model = helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
         inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output
         model.graph.ClearField("output")
         model.graph.output.extend(inferred)

@@ -1,6 +1,7 @@
 """Decoding: every kind of image people send, bytes that are none, and values that no input can hold."""
 
 import io
+import re
 import struct
 import zlib
 from typing import Any
@@ -53,13 +54,8 @@ def digit() -> Image.Image:
 def png_header(width: int, height: int) -> bytes:
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     header = struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + struct.pack(">I", 0)
-        + b"IDAT"
-        + struct.pack(">I", zlib.crc32(b"IDAT"))
-    )
+    data = struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    return b"\x89PNG\r\n\x1a\n" + header + data
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -118,18 +114,14 @@ def test_transparent_parts_show_the_preprocessings_background() -> None:
     assert read(encoded(Image.new("RGB", (8, 8), "white"), transparency=(255, 255, 255))).max() == 0
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA"])
 def test_every_mode_of_png_is_read(mode: str) -> None:
-    if mode == "I;16":
-        image = Image.fromarray(np.full((8, 8), 65535, np.uint16))
-        middle = Image.fromarray(np.full((8, 8), 32768, np.uint16))
-        assert np.all(read(encoded(middle)) == 8)
-    else:
-        image = Image.new("L", (8, 8), 255).convert(mode)
-    assert np.all(read(encoded(image)) == 16)
+    assert np.all(read(encoded(Image.new("L", (8, 8), 255).convert(mode))) == 16)
 
 
-def test_cmyk_and_grey_jpegs_are_read() -> None:
+def test_png_of_16_bits_and_cmyk_and_grey_jpegs_are_read() -> None:
+    for level, expected in ((65535, 16), (32768, 8)):
+        assert np.all(read(encoded(Image.fromarray(np.full((8, 8), level, np.uint16)))) == expected)
     white = Image.new("CMYK", (64, 64), (0, 0, 0, 0))
     assert np.all(read(encoded(white, "JPEG")) == 16)
     assert np.all(read(encoded(white, "JPEG"), IMAGENET) > 0.98)
@@ -182,13 +174,9 @@ def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
     alpha = Image.new("RGBA", (1200, 1000), (0, 0, 0, 9))
     with pytest.raises(TooManyPixels, match=r"1,200 x 1,000"):
         read(encoded(alpha, "WEBP"))
-
-
-def test_a_webp_canvas_is_not_allocated() -> None:
-    chunk = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (16382).to_bytes(3, "little") * 2
-    data = b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
+    canvas = b"VP8X" + struct.pack("<I", 10) + bytes(4) + (16382).to_bytes(3, "little") * 2
     with pytest.raises(TooManyPixels, match="16,383 x 16,383"):
-        read(data)
+        read(b"RIFF" + struct.pack("<I", 4 + len(canvas)) + b"WEBP" + canvas)
 
 
 @settings(max_examples=300)
@@ -231,14 +219,9 @@ def test_values_beyond_the_type_of_the_input_are_refused(dtype: str, sign: int) 
         inputs(dtype).decode("features", [0, sign * value], 0)
     assert f"The feature 'b' is {sign * value!s:.100}; " in str(caught.value)
     assert f"{dtype}, at most {limit} in magnitude" in str(caught.value)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int32", "int64"])
-def test_so_are_those_of_arrays(dtype: str) -> None:
-    value, limit = TOO_LARGE[dtype]
-    with pytest.raises(UnusableInput, match=r"'b' .* in magnitude") as caught:
-        inputs(dtype).check(np.array([[0, 0], [0, value]], np.float64))
-    assert f"at most {limit}" in str(caught.value)
+    if dtype in ("float32", "int32", "int64"):
+        with pytest.raises(UnusableInput, match=rf"'b' .*at most {re.escape(limit)} in magnitude"):
+            inputs(dtype).check(np.array([[0, 0], [0, sign * value]], np.float64))
 
 
 @pytest.mark.parametrize("dtype", TOO_LARGE)

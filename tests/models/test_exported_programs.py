@@ -30,11 +30,9 @@ class Linear(torch.nn.Module):
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     several = torch.export.Dim("N", min=1, max=16)
-    example = torch.zeros(4, 3, 4, 4)
-    torch.export.save(
-        torch.export.export(Linear(), (example,), dynamic_shapes=({0: several},)), folder / "free.pt2"
-    )
-    torch.export.save(torch.export.export(Linear(), (example,)), folder / "fixed.pt2")
+    for name, shapes in (("free", ({0: several},)), ("fixed", None)):
+        program = torch.export.export(Linear(), (torch.zeros(4, 3, 4, 4),), dynamic_shapes=shapes)
+        torch.export.save(program, folder / f"{name}.pt2")
     return folder
 
 

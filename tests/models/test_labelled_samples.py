@@ -1,7 +1,5 @@
 """Labelled rows and texts in place of logits: every form gives the logits that the model gives for them."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -44,7 +42,6 @@ Samples = Mapping[str, Any]
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A pipeline of scikit-learn with numbers, integers and strings."""
     path = tmp_path_factory.mktemp("mixed") / "model.onnx"
     of_columns(path)
     return load(path)
@@ -72,7 +69,6 @@ def read(data: bytes, folder: Path, backbone: Any, **options: Any) -> StoredSet:
 
 
 def table(backbone: Any) -> pd.DataFrame:
-    """Samples of the model, and their labels by name."""
     generator = np.random.default_rng(3)
     labels = np.resize(backbone.labels, COUNT)
     if backbone.inputs.kind == "texts":
@@ -264,20 +260,19 @@ def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
     same = linear(tmp_path / "same.onnx", "Identity", 4)
     declare(same, output="scores")
     backbone = load(same)
-    frame = pd.DataFrame(np.ones((COUNT, 4)), columns=list("0123")).assign(label=1)
-    body = as_csv(frame)
+    frame = pd.DataFrame(np.ones((COUNT, 4)), columns=NAMES).assign(label=1)
+    with pytest.raises(BoxcalError, match='declare them as "features" in its JSON file'):
+        read(as_csv(frame), tmp_path, backbone)
+    body = as_csv(frame.set_axis([*"0123", "label"], axis=1))
     with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
         read(body, tmp_path, backbone)
     assert not read(body, tmp_path, backbone, declared=Declared("logits")).needs_backbone
 
 
-def test_a_model_of_one_input_asks_for_names(tmp_path: Path) -> None:
-    path = linear(tmp_path / "m.onnx", "Identity", 3)
-    declare(path, output="scores")
-    backbone = load(path)
-    frame = pd.DataFrame(np.ones((COUNT, 4)), columns=NAMES).assign(label=1)
-    with pytest.raises(BoxcalError, match='declare them as "features" in its JSON file'):
-        read(as_csv(frame), tmp_path, backbone)
+def test_a_model_of_tokens_refuses_texts(tmp_path: Path, texts: Any) -> None:
+    inputs = ModelInputs("onnx:m.onnx", "texts", CLASSES, has_tokenizer=False)
+    with pytest.raises(BoxcalError, match=r"takes tokens: no tokenizer\.json"):
+        read(as_json(table(texts)), tmp_path, texts, inputs=inputs)
 
 
 def test_a_sample_on_which_the_model_fails_is_named(mixed: Any, tmp_path: Path) -> None:
@@ -286,13 +281,6 @@ def test_a_sample_on_which_the_model_fails_is_named(mixed: Any, tmp_path: Path) 
     data = read(as_csv(frame), tmp_path, mixed)
     with pytest.raises(ValueError, match=r"rows\[17\]: the model fails on it"):
         run_backbone(data, mixed, 0, lambda *_: None)
-
-
-def test_a_model_of_tokens_refuses_texts(tmp_path: Path, texts: Any) -> None:
-    body = as_json(table(texts))
-    inputs = ModelInputs("onnx:m.onnx", "texts", CLASSES, has_tokenizer=False)
-    with pytest.raises(BoxcalError, match=r"takes tokens: no tokenizer\.json"):
-        read(body, tmp_path, texts, inputs=inputs)
 
 
 LIMITED = """
@@ -324,30 +312,39 @@ def test_the_worker_gets_what_the_model_reads(mixed: Any, tmp_path: Path) -> Non
     assert TASK.validate_json(TASK.dump_json(task)) == task
 
 
-@pytest.mark.parametrize("model", ["mixed", "numeric", "texts"])
-def test_bulk_prediction_of_tables(
-    model: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backbone = request.getfixturevalue(model)
+@pytest.fixture
+def predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str, bytes], Any]:
+    """Predict a file in bulk with a model, in parts of 20 rows; give the probabilities."""
     monkeypatch.setattr(bulk, "ROWS", 20)
     monkeypatch.setattr(bulk, "TEXTS", 20)
-    monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: backbone)
     monkeypatch.setenv("BOXCAL_MODEL", "onnx:model.onnx")
-    frame, source, output = table(backbone), tmp_path / "in.parquet", tmp_path / "out.parquet"
-    source.write_bytes(as_parquet(frame.assign(id=1)))
-    assert bulk.run(source, output, lower=None, upper=None, calibrator=None) == COUNT
+
+    def predict(backbone: Any, name: str, content: bytes) -> Any:
+        monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: backbone)
+        (tmp_path / name).write_bytes(content)
+        output = tmp_path / "out.parquet"
+        assert bulk.run(tmp_path / name, output, lower=None, upper=None, calibrator=None) == COUNT
+        return pq.read_table(output)["probabilities"].to_pylist()
+
+    return predict
+
+
+@pytest.mark.parametrize("model", ["mixed", "numeric", "texts"])
+def test_bulk_prediction_of_tables(
+    model: str, predicted: Callable[[Any, str, bytes], Any], request: pytest.FixtureRequest
+) -> None:
+    backbone = request.getfixturevalue(model)
+    frame = table(backbone)
     logits = of_model(frame, backbone).astype(np.float64)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(pq.read_table(output)["probabilities"].to_pylist(), expected, atol=1e-5)
+    files = {"in.parquet": as_parquet(frame.assign(id=1))}
     if model == "numeric":
-        for name, content in (("in.npz", as_npz(frame)), ("in.npy", npy(frame[NAMES].to_numpy(float)))):
-            (tmp_path / name).write_bytes(content)
-            bulk.run(tmp_path / name, output, lower=None, upper=None, calibrator=None)
-            found = pq.read_table(output)["probabilities"].to_pylist()
-            np.testing.assert_allclose(found, expected, atol=1e-5)
-    source.write_bytes(as_parquet(frame.rename(columns={"age": "Age", "text": "review"})))
+        files |= {"in.npz": as_npz(frame), "in.npy": npy(frame[NAMES].to_numpy(float))}
+    for name, content in files.items():
+        np.testing.assert_allclose(predicted(backbone, name, content), expected, atol=1e-5)
+    renamed_columns = as_parquet(frame.rename(columns={"age": "Age", "text": "review"}))
     with pytest.raises(UsageError, match=r"in\.parquet: The columns are neither the (text|features) that"):
-        bulk.run(source, output, lower=None, upper=None, calibrator=None)
+        predicted(backbone, "in.parquet", renamed_columns)
 
 
 def test_one_column_called_score_is_that_of_the_second_class() -> None:
@@ -357,17 +354,10 @@ def test_one_column_called_score_is_that_of_the_second_class() -> None:
 
 
 def test_a_text_without_tokens_is_named_by_its_row(
-    texts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Any, predicted: Callable[[Any, str, bytes], Any]
 ) -> None:
-    """Of a table that is predicted in parts."""
-    monkeypatch.setattr(bulk, "TEXTS", 20)
-    monkeypatch.setattr("boxcal.app.fitting.backbones.BackboneSource.load", lambda _: texts)
-    monkeypatch.setenv("BOXCAL_MODEL", "onnx:model.onnx")
-    frame, source = table(texts), tmp_path / "in.parquet"
-    frame.loc[25, "text"] = ""
-    source.write_bytes(as_parquet(frame))
     with pytest.raises(UsageError, match=r"in.parquet: texts\[25\]: The text has no tokens\."):
-        bulk.run(source, tmp_path / "out.parquet", lower=None, upper=None, calibrator=None)
+        predicted(texts, "in.parquet", as_parquet(changed(25, "text", "")(table(texts))))
 
 
 @pytest.fixture(scope="module")

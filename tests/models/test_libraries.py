@@ -1,7 +1,5 @@
 """Small models of timm and transformers with random weights, served by name, folder or exported program."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

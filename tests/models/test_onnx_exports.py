@@ -1,7 +1,5 @@
 """Real exports of tabular and text models: posted input gives the library's own probabilities, then a fit."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -276,9 +274,8 @@ def test_scores_that_contradict_the_label_are_refused(tmp_path: Path) -> None:
     rows, labels = features()
     for kind, classes in (("ovo", 3), ("ovr", 2)):
         model = SVC(decision_function_shape=kind).fit(rows, np.minimum(labels, classes - 1))
-        with pytest.raises(
-            BackboneError, match=r'not that of the label beside it.*declare "outputs": "logits"'
-        ):
+        message = r'not that of the label beside it.*declare "outputs": "logits"'
+        with pytest.raises(BackboneError, match=message):
             load_exported(tmp_path / "m.onnx", model, rows, zipmap=False)
     declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0"])
     assert load(tmp_path / "m.onnx").labels == ("1", "0")

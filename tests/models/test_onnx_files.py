@@ -111,9 +111,8 @@ def test_pixels_are_given_to_a_file_that_reads_uint8(tmp_path: Path) -> None:
         with pytest.raises(BackboneError, match="other numbers than integers from 0 to 255"):
             backbone.inputs.check(wrong)
     declare(path, preprocessing=COLOUR_SPEC)
-    with pytest.raises(
-        BackboneError, match=r'as uint8; declare "mean": \[0.0, 0.0, 0.0\] and "std": \[0.0039'
-    ):
+    message = r'as uint8; declare "mean": \[0.0, 0.0, 0.0\] and "std": \[0.0039'
+    with pytest.raises(BackboneError, match=message):
         load(path)
     declare(path, preprocessing=COLOUR_SPEC | {"mean": [0, 0, 0], "std": [1 / 255] * 3})
     backbone = load(path)
@@ -163,17 +162,11 @@ def test_probabilities_are_not_taken_for_logits(tmp_path: Path) -> None:
     with pytest.raises(BackboneError, match=r'sums to 1.*declare "outputs": "probabilities"'):
         load(path)
     declare(path, outputs="probabilities")
-    torch.testing.assert_close(
-        torch.as_tensor(load(path)(samples(3))),
-        (samples(3).flatten(1) @ torch.from_numpy(WEIGHT)).log_softmax(1),
-        atol=1e-4,
-        rtol=1e-4,
-    )
+    expected = (samples(3).flatten(1) @ torch.from_numpy(WEIGHT)).log_softmax(1)
+    torch.testing.assert_close(torch.as_tensor(load(path)(samples(3))), expected, atol=1e-4, rtol=1e-4)
     write_onnx(path)
-    with pytest.raises(
-        BackboneError,
-        match=r'does not sum to 1, but is declared to hold probabilities. Declare "outputs": "logits"',
-    ):
+    message = r'does not sum to 1, but is declared to hold probabilities. Declare "outputs": "logits"'
+    with pytest.raises(BackboneError, match=message):
         load(path)
 
 
@@ -196,7 +189,7 @@ def test_the_fingerprint_covers_the_file_and_what_is_declared_but_for_labels(tmp
     assert load(again).fingerprint == fingerprints[0]
 
 
-def test_the_fingerprint_covers_external_weights_of_any_name(tmp_path: Path) -> None:
+def test_the_fingerprint_covers_external_weights_of_any_name_and_the_precision(tmp_path: Path) -> None:
     model = onnx.load(write_onnx(tmp_path / "whole.onnx"))
     path = tmp_path / "m.onnx"
     onnx.save(model, path, save_as_external_data=True, location="parameters", size_threshold=0)
@@ -205,9 +198,6 @@ def test_the_fingerprint_covers_external_weights_of_any_name(tmp_path: Path) -> 
     weights[0] ^= 1
     (tmp_path / "parameters").write_bytes(weights)
     assert load(path).fingerprint != one
-
-
-def test_the_fingerprint_covers_the_precision() -> None:
     digits = {name: load_backbone("digits", device="cpu", precision=name) for name in ("float32", "bfloat16")}
     assert digits["float32"].fingerprint != digits["bfloat16"].fingerprint
 
@@ -231,10 +221,6 @@ def test_wrong_declarations_are_refused(spec: dict[str, Any], message: str, tmp_
     declare(path, **spec)
     with pytest.raises(BackboneError, match=message):
         load(path)
-
-
-def test_a_declaration_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    path = write_onnx(tmp_path / "m.onnx")
     path.with_suffix(".json").write_text("{")
     with pytest.raises(BackboneError, match=r"m\.json: the document: Invalid JSON"):
         load(path)
@@ -249,9 +235,8 @@ def test_damaged_and_unfit_onnx_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BackboneError, match="has the outputs a, b; call the one to serve 'logits'"):
         load(write_onnx(tmp_path / "two.onnx", outputs=("a", "b")))
     assert load(write_onnx(tmp_path / "named.onnx", outputs=("a", "logits"))).num_classes == CLASSES
-    with pytest.raises(
-        BackboneError, match=r"reads inputs of free sizes .* declare a preprocessing in free\.json"
-    ):
+    message = r"reads inputs of free sizes .* declare a preprocessing in free\.json"
+    with pytest.raises(BackboneError, match=message):
         load(write_onnx(tmp_path / "free.onnx", shape=("N", 3, "H", "W")))
     path = write_onnx(tmp_path / "m.onnx")
     with pytest.raises(BackboneError, match="brings its own weights"):

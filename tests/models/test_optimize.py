@@ -1,7 +1,7 @@
 """A network that is rewritten to compute less is compared with the original; the pool of cores."""
 
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,13 @@ def rewrite_wrongly(model: onnx.ModelProto) -> bool:
 def test_a_rewritten_graph_with_the_same_logits_is_served(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert onnx_file.OnnxFile(model, optimize=True).rewritten
+    assert not onnx_file.OnnxFile(model, optimize=False).rewritten
     served = load_backbone(f"onnx:{model}", device="cpu")
     original = load_backbone(f"onnx:{model}", device="cpu", optimize=False)
     batch = torch.randn(3, *served.input_shape)
     torch.testing.assert_close(served(batch), original(batch), atol=1e-5, rtol=1e-5)
     assert not caplog.records
-
-
-@pytest.mark.parametrize("optimize", [True, False])
-def test_optimize_decides_whether_a_graph_is_rewritten(model: Path, *, optimize: bool) -> None:
-    file = onnx_file.OnnxFile(model, optimize=optimize)
-    assert file.rewritten is optimize
 
 
 def test_a_graph_that_is_rewritten_wrongly_is_served_as_it_is(
@@ -90,9 +86,19 @@ def test_torchvisions_last_block_is_replaced_where_that_changes_no_logit(
     assert ("torchvision:small is served as it is" in caplog.text) is not right
 
 
-def test_torchvisions_last_block_is_left_alone_without_optimize() -> None:
-    backbone: Any = load_backbone("torchvision:vit_b_32", weights="random", device="cpu", optimize=False)
-    assert not isinstance(backbone._network.encoder.layers[-1], torchvision_models.LastBlock)
+def test_optimize_decides_whether_torchvisions_last_block_is_replaced() -> None:
+    short, whole = (
+        load_backbone("torchvision:vit_b_32", weights="random", device="cpu", optimize=optimize)
+        for optimize in (True, False)
+    )
+    assert short.fingerprint == whole.fingerprint
+    encoders: list[Any] = [one._network.encoder for one in (short, whole)]  # type: ignore[attr-defined]
+    assert [isinstance(one.layers[-1], torchvision_models.LastBlock) for one in encoders] == [True, False]
+    tokens = torch.randn(2, 50, 768)
+    with torch.inference_mode():
+        answer, expected = (one(tokens) for one in encoders)
+    assert answer.shape == (2, 1, 768)
+    torch.testing.assert_close(answer, expected[:, :1], atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +108,6 @@ def test_torchvisions_last_block_is_left_alone_without_optimize() -> None:
 def test_logits_are_compared_relative_to_the_largest(difference: float, eps: float, *, same: bool) -> None:
     original = torch.tensor([[1.0, -100.0, 3.0]])
     assert same_logits("m", original, original + 100 * difference, eps) is same
-
-
-def test_logits_of_zero_equal_only_themselves() -> None:
     zeros = torch.zeros(1, 3)
     assert same_logits("m", zeros, zeros)
     assert not same_logits("m", zeros, zeros + 1e-9)
@@ -123,26 +126,24 @@ def test_pieces_join_in_order_and_keep_their_limits(count: int, limits: tuple[in
     assert torch.equal(ThreadPerCorePool(2).run(forward, batch, *limits), batch * 2)
     assert sum(sizes) == count
     assert max(sizes) <= (limits[1] or count)
+    assert padded(batch, 1) is batch
+    assert padded(batch, count + 2).tolist() == [*batch.tolist(), batch[-1].tolist(), batch[-1].tolist()]
 
 
 def test_each_piece_computes_on_one_thread_and_others_keep_theirs() -> None:
+    def threads_of(piece: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(piece), 1), float(torch.get_num_threads()))
+
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        pieces = ThreadPerCorePool(2)
-        batch = torch.zeros(16, 1)
-        seen = pieces.run(lambda piece: torch.full((len(piece), 1), float(torch.get_num_threads())), batch)
-        assert torch.all(seen == 1)
+        pieces, batch = ThreadPerCorePool(2), torch.zeros(16, 1)
+        assert torch.all(pieces.run(threads_of, batch) == 1)
         assert torch.get_num_threads() == 2
-        newcomer = []
-        thread = threading.Thread(target=lambda: newcomer.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-        assert newcomer == [2]
+        with ThreadPoolExecutor(1) as newcomer:
+            assert newcomer.submit(torch.get_num_threads).result() == 2
         torch.set_num_threads(2)
-        assert torch.all(
-            pieces.run(lambda piece: torch.full((len(piece), 1), float(torch.get_num_threads())), batch) == 1
-        )
+        assert torch.all(pieces.run(threads_of, batch) == 1)
     finally:
         torch.set_num_threads(before)
 
@@ -153,9 +154,3 @@ def test_one_failing_piece_fails_the_batch() -> None:
 
     with pytest.raises(RuntimeError, match="this piece"):
         ThreadPerCorePool(2).run(forward, torch.zeros(8, 1))
-
-
-def test_padding_repeats_the_last_sample() -> None:
-    batch = torch.tensor([[1.0], [2.0]])
-    assert padded(batch, 4).tolist() == [[1.0], [2.0], [2.0], [2.0]]
-    assert padded(batch, 1) is batch

@@ -1,7 +1,5 @@
 """Texts longer than the positions of a model: what it reads is found, and answers say what was truncated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,12 +1,9 @@
 """Worlds whose true class probabilities are known, to test what intervals and p-values promise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, bin_edges, bin_indices
 from boxcal.calibrators.evaluation.classwise import ClassCells, cell_indices
@@ -17,9 +14,8 @@ from boxcal.calibrators.evaluation.toplabel import (
     KolmogorovSmirnovError,
     SmoothError,
 )
-from tests.calibrators.samples import softmax
+from tests.calibrators.samples import Floats, softmax
 
-Matrix = NDArray[np.float64]
 POPULATION = 200_000
 
 
@@ -30,22 +26,22 @@ class World:
     name: str
     classes: int
     sharpness: float
-    model: Callable[[Matrix], Matrix]
+    model: Callable[[Floats], Floats]
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[Matrix, Matrix]:
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """True probabilities and the model's, both (count, K)."""
         logits = rng.normal(size=(count, self.classes)) * self.sharpness
         return softmax(logits), self.model(logits)
 
 
-def blend(logits: Matrix) -> Matrix:
+def blend(logits: Floats) -> Floats:
     """Overconfident where the model is sure, right elsewhere."""
     sure = softmax(logits)
     top = sure.max(axis=1, keepdims=True)
     return np.where(top > 0.8, softmax(1.8 * logits), sure)
 
 
-def capped(logits: Matrix) -> Matrix:
+def capped(logits: Floats) -> Floats:
     """Overconfident, with a ceiling of 0.9 that many samples share exactly."""
     probabilities = softmax(1.3 * logits)
     top = probabilities.argmax(axis=1)
@@ -71,7 +67,7 @@ WORLDS = {
 }
 
 
-def sample(world: World, count: int, rng: np.random.Generator) -> tuple[Outcomes, Matrix]:
+def sample(world: World, count: int, rng: np.random.Generator) -> tuple[Outcomes, Floats]:
     """Outcomes of the model on `count` samples, and the true probabilities."""
     truth, probabilities = world.draw(count, rng)
     labels = (truth.cumsum(axis=1) < rng.random((count, 1))).sum(axis=1)
@@ -105,7 +101,7 @@ def true_metrics(world: World) -> dict[str, float]:
     }
 
 
-def true_maximum(scored: Outcomes, truth: Matrix) -> float:
+def true_maximum(scored: Outcomes, truth: Floats) -> float:
     """MCE's target: the largest gap of the sample's own bins, with true chances for outcomes."""
     chance = truth[np.arange(len(scored)), scored.predicted]
     index = bin_indices(scored.confidence, bin_edges(scored.confidence, "width"))

@@ -31,11 +31,22 @@ def comparison() -> MethodComparison:
     return compare_methods(["pb", "ts+pb", "fc", "pb-upper"], data(250, 1), data(300, 2))
 
 
-def test_bases_come_along_and_what_cannot_be_fitted_is_named(comparison: MethodComparison) -> None:
+def test_bases_come_along_the_unfit_are_named_and_files_hold_the_numbers(
+    comparison: MethodComparison,
+) -> None:
     assert [row.method for row in comparison.rows] == ["uncalibrated", "pb", "ts", "ts+pb", "pb-upper"]
     assert [row.base for row in comparison.rows] == ["", "uncalibrated", "uncalibrated", "ts", "uncalibrated"]
     assert list(comparison.left_out) == ["fc"]
     assert "features" in comparison.left_out["fc"]
+    assert {base_of(name) for name in methods()} <= {"", *methods()}
+    assert base_of("mix+ts") == "ts"
+    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    assert len(rows) == 5 * len(METRICS)
+    document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    first = document["methods"][0]["metrics"]["nll"]
+    assert float(rows[list(METRICS).index("nll")]["value"]) == first["value"]
+    assert first["change"] is None
+    assert document["methods"][3]["metrics"]["nll"]["change"]["low"] <= 0
 
 
 def test_a_method_that_does_not_take_so_many_classes_is_named() -> None:
@@ -43,11 +54,6 @@ def test_a_method_that_does_not_take_so_many_classes_is_named() -> None:
     assert [row.method for row in found.rows] == ["uncalibrated", "ts"]
     assert found.left_out.keys() == {"polynomial"}
     assert "at most 40, not 41" in found.left_out["polynomial"]
-
-
-def test_the_base_of_every_method_is_a_method() -> None:
-    assert {base_of(name) for name in methods()} <= {"", *methods()}
-    assert base_of("mix+ts") == "ts"
 
 
 def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
@@ -69,16 +75,6 @@ def test_improvements_are_marked_as_such(comparison: MethodComparison) -> None:
     assert "▼*" in lines["ts"]
     assert "▼" not in lines["uncalibrated"]
     assert "**" in lines["ts"] + lines["ts+pb"]
-
-
-def test_csv_and_json_hold_the_numbers(comparison: MethodComparison) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(comparison))))
-    assert len(rows) == 5 * len(METRICS)
-    document = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
-    first = document["methods"][0]["metrics"]["nll"]
-    assert float(rows[list(METRICS).index("nll")]["value"]) == first["value"]
-    assert first["change"] is None
-    assert document["methods"][3]["metrics"]["nll"]["change"]["low"] <= 0
 
 
 def test_standard_errors_are_those_of_repeated_experiments() -> None:
@@ -152,7 +148,5 @@ def test_probability_zero_gives_an_infinite_nll_and_a_document_all_the_same() ->
     found = compare_methods([], certain, certain, folds=2)
     assert found.rows[0].scores["nll"].value == np.inf
     assert "infinite" in markdown(found)
-    assert (
-        json.loads(json.dumps(found.to_dict(), allow_nan=False))["methods"][0]["metrics"]["nll"]["value"]
-        is None
-    )
+    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert document["methods"][0]["metrics"]["nll"]["value"] is None

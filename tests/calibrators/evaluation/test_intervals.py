@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
+from boxcal.calibrators.evaluation import expected_calibration_error
 from boxcal.calibrators.evaluation.bootstrap import (
     Resamples,
     mean_estimates,
@@ -15,13 +16,7 @@ from boxcal.calibrators.evaluation.bootstrap import (
 )
 from boxcal.calibrators.evaluation.evaluate import compare, judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
-from tests.calibrators.evaluation.simulation import (
-    WORLDS,
-    World,
-    sample,
-    true_maximum,
-    true_metrics,
-)
+from tests.calibrators.evaluation.simulation import WORLDS, World, sample, true_maximum, true_metrics
 from tests.calibrators.samples import softmax
 
 CLAIMED = 0.93
@@ -198,8 +193,6 @@ def test_the_value_under_perfect_calibration_is_eces_own_bias() -> None:
     fresh = []
     for _ in range(200):
         again = (rng.random(1000) < confidence).astype(int)
-        from boxcal.calibrators.evaluation import expected_calibration_error
-
         fresh.append(expected_calibration_error(np.column_stack([1 - confidence, confidence]), again))
     assert judged.perfect["ece_width"].value == pytest.approx(np.mean(fresh), rel=0.1)
 

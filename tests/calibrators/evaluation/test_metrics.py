@@ -11,7 +11,9 @@ from sklearn.metrics import brier_score_loss, log_loss
 from boxcal.calibrators import evaluate
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation import brier, error_rate, expected_calibration_error, nll, smooth_ece
+from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.smooth import SMALLEST_BANDWIDTH, Confidences, SmoothedResiduals
+from boxcal.calibrators.evaluation.toplabel import DebiasedError
 from tests.calibrators.samples import softmax
 
 RNG = np.random.default_rng(0)
@@ -22,18 +24,10 @@ def random_case(count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     return probabilities, RNG.integers(0, classes, count)
 
 
-def test_confidence_of_one_falls_into_the_last_bin() -> None:
-    probabilities = [[0.05, 0.95], [0.0, 1.0]]  # one bin of ten: mean confidence .975, accuracy .5
-    assert expected_calibration_error(probabilities, [1, 0], bins=10) == pytest.approx(0.475)
-
-
-def test_every_sample_right_with_certainty_is_perfect() -> None:
+def test_certainty_is_perfect_where_right_and_as_bad_as_can_be_where_wrong() -> None:
     found = evaluate(np.eye(3)[[0, 1, 2, 0]], [0, 1, 2, 0]).to_dict()
     assert found.pop("samples") == 4
     assert found == dict.fromkeys(found, pytest.approx(0.0, abs=1e-12))
-
-
-def test_every_sample_wrong_with_certainty_is_as_bad_as_can_be() -> None:
     found = evaluate(np.eye(2)[[0, 0, 1]], [1, 1, 0])
     assert (found.error_rate, found.brier) == (1.0, 2.0)
     assert (found.ece_width, found.ece_mass, found.mce, found.ks) == (1.0, 1.0, 1.0, 1.0)
@@ -42,7 +36,7 @@ def test_every_sample_wrong_with_certainty_is_as_bad_as_can_be() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_hand_worked_case() -> None:
+def test_hand_worked_cases() -> None:
     probabilities = np.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.45, 0.55]])
     labels = [0, 1, 1, 1]
     found = evaluate(probabilities, labels)
@@ -58,6 +52,10 @@ def test_hand_worked_case() -> None:
     assert found.classwise_ece == pytest.approx((0.1 + 0.8 + 0.3 + 0.45) / 4)
     assert found.brier_calibration == pytest.approx(found.brier)
     assert found.brier_refinement == pytest.approx(0.0)
+    # confidence of 1 falls into the last bin of ten: mean confidence .975, accuracy .5
+    assert expected_calibration_error([[0.05, 0.95], [0.0, 1.0]], [1, 0], bins=10) == pytest.approx(0.475)
+    assert error_rate([[0.4, 0.4, 0.2]], [1]) == 1.0
+    assert error_rate([[0.4, 0.4, 0.2]], [1], predicted=[1]) == 0.0
 
 
 def test_classwise_ece_is_the_mean_of_each_classs_own() -> None:
@@ -87,9 +85,6 @@ def test_equal_mass_bins_hold_equal_counts_and_never_split_equal_confidences() -
 def test_debiased_error_has_no_bias_where_ece_has() -> None:
     rng = np.random.default_rng(3)
     squares, plain = [], []
-    from boxcal.calibrators.evaluation.outcomes import outcomes
-    from boxcal.calibrators.evaluation.toplabel import DebiasedError
-
     for _ in range(300):
         confidence = 0.5 + 0.5 * rng.random(600)
         labels = (rng.random(600) < confidence).astype(int)
@@ -135,17 +130,14 @@ def test_the_bracket_of_the_bandwidth_holds_where_the_error_rises_with_it() -> N
         np.testing.assert_allclose(smoothed.fixed_points()[0], bisected(smoothed, 40), atol=1e-12)
 
 
-def test_agrees_with_scikit_learn() -> None:
+def test_metrics_agree_with_scikit_learn_and_the_brier_parts_add_up() -> None:
     probabilities, labels = random_case(1000, 7)
     assert nll(probabilities, labels) == pytest.approx(log_loss(labels, probabilities, labels=range(7)))
     assert brier(probabilities, labels) == pytest.approx(
         brier_score_loss(labels, probabilities, labels=range(7), scale_by_half=False)
     )
     assert error_rate(probabilities, labels) == (probabilities.argmax(axis=1) != labels).mean()
-
-
-def test_the_brier_parts_add_up() -> None:
-    found = evaluate(*random_case(800, 5))
+    found = evaluate(probabilities, labels)
     assert found.brier_calibration + found.brier_refinement == pytest.approx(found.brier)
     assert found.brier_calibration > 0
 
@@ -156,12 +148,6 @@ def test_takes_tensors_of_any_floating_dtype() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         found = evaluate(torch.from_numpy(probabilities).to(dtype), torch.from_numpy(labels)).to_dict()
         assert found == pytest.approx(exact, abs=0.03)
-
-
-def test_ties_go_where_the_caller_says() -> None:
-    probabilities = np.array([[0.4, 0.4, 0.2]])
-    assert error_rate(probabilities, [1]) == 1.0
-    assert error_rate(probabilities, [1], predicted=[1]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -179,8 +165,5 @@ def test_ties_go_where_the_caller_says() -> None:
 def test_refuses_what_are_not_probabilities(probabilities: object, labels: object, message: str) -> None:
     with pytest.raises(InvalidDataError, match=message):
         evaluate(probabilities, labels)
-
-
-def test_refuses_unknown_binning() -> None:
     with pytest.raises(ValueError, match="'heavy'"):
         expected_calibration_error([[0.5, 0.5]], [0], binning="heavy")  # type: ignore[arg-type]

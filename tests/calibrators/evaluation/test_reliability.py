@@ -4,7 +4,7 @@ import io
 import json
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +30,7 @@ def document() -> dict[str, Any]:
     return cross_fitted_report("pb", *overconfident(400), folds=2).to_dict()
 
 
-def test_bins_hold_every_sample_and_their_means() -> None:
+def test_bins_hold_every_sample_and_their_means_and_a_single_one_too() -> None:
     scored, _ = sample(WORLDS["overconfident"], 800, np.random.default_rng(0))
     data = reliability_data(scored.confidence, scored.correct)
     assert sum(part["count"] for part in data["bins"]) == sum(data["histogram"]["counts"]) == 800
@@ -39,9 +39,12 @@ def test_bins_hold_every_sample_and_their_means() -> None:
     for part in data["bins"]:
         assert part["low"] < part["confidence"] <= part["high"]
         assert part["accuracy_low"] <= part["accuracy"] <= part["accuracy_high"]
+    single = reliability_data(np.array([0.7]), np.array([1.0]))
+    assert single["bins"][0]["count"] == 1
+    assert single["curve"]["confidence"] == []
 
 
-def test_the_curve_of_a_calibrated_model_stays_in_its_band() -> None:
+def test_the_curve_stays_in_its_band_where_the_model_is_calibrated_and_only_there() -> None:
     inside = []
     for seed in range(20):
         scored, _ = sample(WORLDS["calibrated"], 1000, np.random.default_rng(seed))
@@ -49,20 +52,11 @@ def test_the_curve_of_a_calibrated_model_stays_in_its_band() -> None:
         low, high = np.array(curve["band_low"]), np.array(curve["band_high"])
         inside.append(np.mean((low <= curve["accuracy"]) & (curve["accuracy"] <= high)))
     assert 0.9 < np.mean(inside) < 0.99
-
-
-def test_the_curve_of_an_overconfident_model_leaves_its_band() -> None:
     scored, _ = sample(WORLDS["overconfident"], 2000, np.random.default_rng(0))
     curve = reliability_data(scored.confidence, scored.correct)["curve"]
     below = np.array(curve["accuracy"]) < curve["band_low"]
     assert below.mean() > 0.6
     assert curve["confidence"][-1] <= scored.confidence.max() + 0.005
-
-
-def test_a_single_sample_has_reliability_too() -> None:
-    data = reliability_data(np.array([0.7]), np.array([1.0]))
-    assert data["bins"][0]["count"] == 1
-    assert data["curve"]["confidence"] == []
 
 
 def test_the_worst_classes_are_shown() -> None:
@@ -77,20 +71,12 @@ def test_the_worst_classes_are_shown() -> None:
     assert next(panel for panel in shown if panel["class"] == 17)["positives"] == 0
 
 
-def test_reports_carry_every_class_of_a_small_problem(document: dict[str, Any]) -> None:
-    assert [panel["class"] for panel in document["reliability"]["classes"]] == list(range(5))
-    assert sum(panel["positives"] for panel in document["reliability"]["classes"]) == 400
-
-
-def test_svg_is_well_formed_and_the_same_for_the_same_report(document: dict[str, Any]) -> None:
-    image = reliability_svg(json.loads(json.dumps(document)))
-    assert ElementTree.fromstring(image).tag.endswith("svg")  # noqa: S314 - our own
-    assert reliability_svg(document) == image
-
-
-def test_png_shows_something(document: dict[str, Any]) -> None:
+def test_images_are_those_of_the_report_also_where_threads_draw_at_once(document: dict[str, Any]) -> None:
     svg, png = reliability_images(document)
-    assert svg == reliability_svg(document)
+    assert ElementTree.fromstring(svg).tag.endswith("svg")  # noqa: S314 - our own
+    assert reliability_svg(json.loads(json.dumps(document))) == svg
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(reliability_svg, [document] * 4)) == [svg] * 4
     with Image.open(io.BytesIO(png)) as image:
         assert min(image.size) > 500
         colours = image.convert("RGB").getcolors(2**24)
@@ -98,22 +84,13 @@ def test_png_shows_something(document: dict[str, Any]) -> None:
     assert len(colours) > 50
 
 
-def test_an_infinite_loss_can_be_drawn(document: dict[str, Any]) -> None:
+def test_every_class_of_a_small_problem_and_an_infinite_loss_can_be_drawn(document: dict[str, Any]) -> None:
+    assert [panel["class"] for panel in document["reliability"]["classes"]] == list(range(5))
+    assert sum(panel["positives"] for panel in document["reliability"]["classes"]) == 400
     changed = json.loads(json.dumps(document))
     for part in ("value", "low", "high"):
         changed["metrics"]["nll"]["before"][part] = None
     assert reliability_svg(changed).startswith(b"<?xml")
-
-
-def test_threads_draw_at_once(document: dict[str, Any]) -> None:
-    expected = reliability_svg(document)
-    drawn: list[bytes] = []
-    threads = [threading.Thread(target=lambda: drawn.append(reliability_svg(document))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert drawn == [expected] * 4
 
 
 def test_matplotlib_and_scipy_wait_until_they_are_needed() -> None:

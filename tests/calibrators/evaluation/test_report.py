@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from boxcal.calibrators import fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
@@ -17,10 +16,7 @@ from boxcal.calibrators.evaluation.evaluate import _with_true_labels
 from boxcal.calibrators.evaluation.outcomes import outcomes
 from boxcal.calibrators.evaluation.report import Report, cross_fitted_report
 from boxcal.calibrators.evaluation.verdict import sentence
-from tests.calibrators.samples import sharpened, softmax
-
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
+from tests.calibrators.samples import Floats, Labels, sharpened, softmax
 
 METRICS = {
     "error_rate",
@@ -48,14 +44,25 @@ def report() -> Report:
     return cross_fitted_report("pb", *overconfident(900), seed=1)
 
 
-def test_an_overconfident_model_is_found_better_calibrated(report: Report) -> None:
+def test_an_overconfident_model_is_found_better_and_bounds_that_bind_are_counted(
+    report: Report,
+) -> None:
     assert report.is_better
     for metric in ("nll", "ece_width", "ece_mass", "smooth_ece"):
         assert report.difference[metric].high < 0, metric
     assert report.changed_labels == 0
+    document = report.to_dict()
+    upper, lower = document["bounds"]["upper"], document["bounds"]["lower"]
+    assert 0.2 < upper["smallest"] <= upper["mean"] <= upper["largest"] < 1
+    answers = report.answers
+    at_upper = answers.probabilities.max(axis=1) >= upper["smallest"]
+    assert 0 < upper["samples"] <= int(at_upper.sum())
+    assert upper["samples"] <= upper["probabilities"]
+    assert lower["samples"] <= lower["probabilities"]
+    assert lower["mean"] >= 0
 
 
-def test_the_document_is_json_and_complete(report: Report) -> None:
+def test_the_document_is_json_complete_and_the_same_for_the_same_seed(report: Report) -> None:
     document = report.to_dict()
     assert json.loads(json.dumps(document, allow_nan=False)) == document
     assert set(document["metrics"]) == METRICS
@@ -68,18 +75,8 @@ def test_the_document_is_json_and_complete(report: Report) -> None:
     assert document["against"]["method"] == "uncalibrated"
     assert "uncalibrated" in document["against"]["reason"]
     assert document["class_prior"] == pytest.approx(report.answers.probabilities.mean(0).tolist())
-
-
-def test_bounds_that_bind_are_counted(report: Report) -> None:
-    document = report.to_dict()
-    upper, lower = document["bounds"]["upper"], document["bounds"]["lower"]
-    assert 0.2 < upper["smallest"] <= upper["mean"] <= upper["largest"] < 1
-    answers = report.answers
-    at_upper = answers.probabilities.max(axis=1) >= upper["smallest"]
-    assert 0 < upper["samples"] <= int(at_upper.sum())
-    assert upper["samples"] <= upper["probabilities"]
-    assert lower["samples"] <= lower["probabilities"]
-    assert lower["mean"] >= 0
+    again = cross_fitted_report("pb", *overconfident(900), seed=1)
+    assert again.to_dict() == document
 
 
 def test_cross_fitted_answers_are_those_of_the_folds_own_fits() -> None:
@@ -100,11 +97,6 @@ def test_an_active_calibrator_is_not_replaced_by_its_equal() -> None:
     poor = fit("ts", *overconfident(600, seed=9)).calibrator
     poor.logit_map.parameters["temperature"] *= 0.2
     assert cross_fitted_report("ts", logits, labels, against=poor).is_better
-
-
-def test_the_same_seed_gives_the_same_report(report: Report) -> None:
-    again = cross_fitted_report("pb", *overconfident(900), seed=1)
-    assert again.to_dict() == report.to_dict()
 
 
 def test_progress_rises_to_one_and_may_cancel() -> None:
@@ -135,6 +127,8 @@ def test_three_samples_of_three_classes_are_enough() -> None:
     assert cross_fitted_report("ts", logits, [0, 2, 1]).to_dict()["folds"] == 3
     with pytest.raises(InvalidDataError, match="at least 3 samples, not N = 2"):
         cross_fitted_report("ts", logits[:2], [0, 2])
+    with pytest.raises(InvalidDataError, match="2 to N = 20 folds, not 1"):
+        cross_fit("ts", check_validation_set(*overconfident(20)), folds=1)
 
 
 def test_methods_that_read_features_are_judged_on_features() -> None:
@@ -151,12 +145,6 @@ def test_methods_that_read_features_are_judged_on_features() -> None:
     data = check_validation_set(logits, labels, **extra)
     expected = answers_of(calibrator, features)
     assert np.array_equal(answers_on(calibrator, data).probabilities, expected.probabilities)
-
-
-def test_refusals() -> None:
-    logits, labels = overconfident(20)
-    with pytest.raises(InvalidDataError, match="2 to N = 20 folds, not 1"):
-        cross_fit("ts", check_validation_set(logits, labels), folds=1)
 
 
 FALLS, RISES, OPEN = (-0.0981, -0.1601, -0.0526), (0.0981, 0.0526, 0.1601), (-0.02, -0.0534, 0.0112)
@@ -208,10 +196,7 @@ def document(
         ("Use it: NLL is no longer infinite.", document(INFINITE, before=None)),
         ("Do not use it: NLL is infinite: a true class has probability 0.", document(INFINITE, after=None)),
         ("Correct the data first: NLL falls by 0.098 (0.053 to 0.160).", document(FALLS, warnings=SERIOUS)),
-        (
-            "Correct the data first: NLL falls by 0.098 (0.053 to 0.160).",
-            document(FALLS, warnings=BOTH),
-        ),
+        ("Correct the data first: NLL falls by 0.098 (0.053 to 0.160).", document(FALLS, warnings=BOTH)),
         ("Judge it on other data: NLL falls by 0.098 (0.053 to 0.160).", document(FALLS, warnings=KNOWN)),
     ],
 )

@@ -31,18 +31,15 @@ def test_tighter_bounds_and_more_samples_lower_the_bound() -> None:
     assert many.deviation < loose.deviation
 
 
-def test_calibrated_groups_have_no_gap() -> None:
-    probability = np.repeat([0.25, 0.75], 8)
-    labels = np.array([1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0], dtype=float)
-    assert post_processing_gap(np.log(probability / (1 - probability)), labels) == pytest.approx(0, abs=1e-9)
-
-
-def test_one_groups_gap_is_its_divergence() -> None:
+def test_one_groups_gap_is_its_divergence_and_calibrated_groups_have_none() -> None:
     """All samples at p = .8, of which half are 1: moving the logit to 0 gains KL(.5 || .8)."""
     logit = np.full(10, math.log(4))
     labels = np.tile([0.0, 1.0], 5)
     expected = 0.5 * math.log(0.5 / 0.8) + 0.5 * math.log(0.5 / 0.2)
     assert post_processing_gap(logit, labels) == pytest.approx(expected, abs=1e-9)
+    probability = np.repeat([0.25, 0.75], 8)
+    labels = np.array([1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 0, 0], dtype=float)
+    assert post_processing_gap(np.log(probability / (1 - probability)), labels) == pytest.approx(0, abs=1e-9)
 
 
 def test_updates_are_lipschitz() -> None:
@@ -67,16 +64,13 @@ def smooth_calibration_error(probability: np.ndarray, chance: np.ndarray) -> flo
     mass = np.bincount(place, chance - probability, minlength=200) / len(probability)
     steps = np.diff(np.eye(200), axis=0)
     result = linprog(
-        -mass,
-        A_ub=np.vstack([steps, -steps]),
-        b_ub=np.full(398, mesh[1]),
-        bounds=[(-1, 1)] * 200,
+        -mass, A_ub=np.vstack([steps, -steps]), b_ub=np.full(398, mesh[1]), bounds=[(-1, 1)] * 200
     )
     assert result.fun is not None
     return -float(result.fun)
 
 
-def test_the_bound_holds_for_fitted_probability_bounding() -> None:
+def test_the_bound_holds_for_fitted_probability_bounding_and_is_in_its_report() -> None:
     rng = np.random.default_rng(0)
     honest = rng.normal(size=4000) * 1.2
     labels = (rng.random(4000) < 1 / (1 + np.exp(-honest))).astype(int)
@@ -90,21 +84,9 @@ def test_the_bound_holds_for_fitted_probability_bounding() -> None:
     assert found.gap > 0
     assert true_error**2 <= found.gap / 2  # with 4,000 samples the deviation is not even needed
     assert true_error <= found.bound
-
-
-def test_the_report_of_two_classes_holds_the_bound() -> None:
-    rng = np.random.default_rng(1)
-    honest = rng.normal(size=600) * 1.2
-    labels = (rng.random(600) < 1 / (1 + np.exp(-honest))).astype(int)
-    logits = np.column_stack([np.zeros(600), 2.5 * honest])
-    document = cross_fitted_report("pb", logits, labels, folds=2).to_dict()
-    calibrator = fit("pb", logits, labels).calibrator
-    bounds = calibrator.fitted_bounds
-    assert bounds is not None
-    probability = calibrator(torch.from_numpy(logits))[:, 1].numpy()
-    expected = smooth_calibration_bound(probability, labels, *bounds).to_dict()
-    assert document["smooth_calibration_bound"] == expected
-    assert cross_fitted_report("ts", logits, labels, folds=2).to_dict()["smooth_calibration_bound"] is None
+    for method, expected in (("pb", found.to_dict()), ("ts", None)):
+        document = cross_fitted_report(method, logits, labels, folds=2).to_dict()
+        assert document["smooth_calibration_bound"] == expected
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 
@@ -13,9 +12,7 @@ from boxcal.calibrators.evaluation.outcomes import kept_rows, outcomes
 from boxcal.calibrators.evaluation.reliability import reliability_svg
 from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.two_classes import EventCalibration, event_calibration, event_curve
-
-Floats = NDArray[np.float64]
-Labels = NDArray[np.int64]
+from tests.calibrators.samples import Floats, Labels
 
 
 def judged(
@@ -83,19 +80,13 @@ def test_copies_in_groups_widen_the_intervals() -> None:
     assert abs(fourfold.z) == pytest.approx(abs(once.z), rel=0.2)
 
 
-@pytest.mark.parametrize("labels", [[0, 0, 0, 0], [1, 1, 1, 1]])
-def test_labels_of_one_class_give_neither_slope_nor_intercept(labels: list[int]) -> None:
-    document = judged(np.array([0.1, 0.2, 0.3, 0.9]), np.array(labels)).to_dict()
-    assert document["slope"] == document["intercept"] == {"value": None, "low": None, "high": None}
-
-
-def test_separated_classes_have_no_slope() -> None:
-    found = judged(np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1])).to_dict()
-    assert found["slope"]["value"] is None
-    assert found["intercept"]["value"] == pytest.approx(0.0, abs=1e-9)
-
-
-def test_probabilities_of_0_and_1_are_judged() -> None:
+def test_one_class_separated_classes_and_probabilities_of_0_and_1_are_judged() -> None:
+    for labels in ([0, 0, 0, 0], [1, 1, 1, 1]):
+        document = judged(np.array([0.1, 0.2, 0.3, 0.9]), np.array(labels)).to_dict()
+        assert document["slope"] == document["intercept"] == {"value": None, "low": None, "high": None}
+    document = judged(np.array([0.1, 0.2, 0.8, 0.9]), np.array([0, 0, 1, 1])).to_dict()
+    assert document["slope"]["value"] is None
+    assert document["intercept"]["value"] == pytest.approx(0.0, abs=1e-9)
     found = judged(np.array([0.0, 1.0, 0.3, 0.5]), np.array([1, 1, 0, 1]))
     assert math.isfinite(found.ratio.value)
     assert math.isfinite(found.z)
@@ -130,32 +121,21 @@ def test_every_bin_of_rare_events_has_some() -> None:
     assert min(events) >= 12
 
 
-def test_the_diagram_of_two_classes_is_that_of_the_event() -> None:
-    p, y = drawn(600, slope=0.5)
-    logits = np.column_stack([np.zeros(600), np.log(p / (1 - p))])
-    document = cross_fitted_report("vector", logits, y).to_dict()
-    low, high = event_limits(document["events"].values())
-    assert 0.0 < low < 0.02
-    assert 0.75 < high < 1.0
-    changed = {**document, "events": None}
-    assert reliability_svg(document) != reliability_svg(changed)
-
-
-def test_a_report_shows_them_before_and_after() -> None:
+def test_a_report_shows_them_before_and_after_in_its_diagram_and_its_page() -> None:
     p, y = drawn(2000, slope=0.5)
     logits = np.column_stack([np.zeros(2000), np.log(p / (1 - p))])
-    document = cross_fitted_report("vector", logits, y).to_dict()["events"]
-    assert document["before"]["slope"]["high"] < 0.7
-    assert document["after"]["slope"]["low"] < 1.0 < document["after"]["slope"]["high"]
-    assert document["after"]["ratio"]["value"] == pytest.approx(1.0, abs=0.02)
-    assert cross_fitted_report("ts", np.tile(logits, 2)[:, :3], y).to_dict()["events"] is None
-
-
-def test_the_page_shows_them() -> None:
-    p, y = drawn(400, slope=0.5)
-    logits = np.column_stack([np.zeros(400), np.log(p / (1 - p))])
-    page = cross_fitted_report("vector", logits, y)._repr_html_()
+    report = cross_fitted_report("vector", logits, y)
+    document, page = report.to_dict(), report._repr_html_()
+    events = document["events"]
+    assert events["before"]["slope"]["high"] < 0.7
+    assert events["after"]["slope"]["low"] < 1.0 < events["after"]["slope"]["high"]
+    assert events["after"]["ratio"]["value"] == pytest.approx(1.0, abs=0.02)
+    low, high = event_limits(events.values())
+    assert 0.0 < low < 0.02
+    assert 0.75 < high < 1.0
+    assert reliability_svg(document) != reliability_svg({**document, "events": None})
     assert "Observed / expected events" in page
     assert page.count("Calibration slope") == 1
+    assert cross_fitted_report("ts", np.tile(logits, 2)[:, :3], y).to_dict()["events"] is None
     separated = np.column_stack([np.zeros(40), np.where(np.arange(40) % 2, 3.0, -3.0)])
     assert "Spiegelhalter" in cross_fitted_report("ts", separated, np.arange(40) % 2)._repr_html_()

@@ -1,12 +1,8 @@
 """Streams of answers whose law is known, for the tests of the monitor."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from tests.calibrators.samples import Array
 
 
 def answers(random: np.random.Generator, count: int, size: int = 10, scale: float = 4.0) -> Array:

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from boxcal.calibrators.monitoring import bettors
-from boxcal.calibrators.monitoring.calibration_test import (
-    CalibrationTest,
-    EvidenceHistory,
-    prior_shares,
-)
+from boxcal.calibrators.monitoring.calibration_test import CalibrationTest, EvidenceHistory, prior_shares
 from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from tests.calibrators.monitoring.streams import answers, drawn, normalised, shifted
 
@@ -93,10 +89,6 @@ def test_no_single_label_raises_an_alarm() -> None:
     for _ in range(20):
         test.update(rows, np.array([5]))
     assert test.alarms == (True, True)
-
-
-def test_alarms_are_raised_at_evidence_of_100_and_of_20() -> None:
-    test = CalibrationTest(10)
     test.largest[:] = 4.60, 2.99
     assert test.alarms == (False, False)
     test.largest[:] = 4.61, 3.00
@@ -244,7 +236,7 @@ def test_equal_sides_are_seldom_decided() -> None:
     assert duel.gain == 0.0
 
 
-def test_a_decision_stays_and_the_state_continues() -> None:
+def test_a_decision_stays_the_state_continues_and_an_excluded_label_costs_a_bounded_amount() -> None:
     random = np.random.default_rng(2)
     law = answers(random, 2000)
     sharp, labels = normalised(law**2), drawn(law, random)
@@ -256,9 +248,6 @@ def test_a_decision_stays_and_the_state_continues() -> None:
     assert np.array_equal(seen, expected)
     second.update(law, sharp, labels)
     assert second.winner is Winner.CHALLENGER
-
-
-def test_a_label_that_one_side_excludes_costs_a_bounded_amount() -> None:
     duel = Duel(2)
     evidence = duel.update(np.array([[0.5, 0.5]]), np.array([[1.0, 0.0]]), np.array([1]))
     assert np.isfinite(evidence).all()

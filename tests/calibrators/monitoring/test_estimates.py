@@ -115,7 +115,7 @@ def test_without_labels_the_accuracy_rests_on_the_validation_data() -> None:
     assert (result.basis, result.low, result.high) == ("validation", None, None)
 
 
-def test_class_frequencies_of_shifted_traffic_are_found() -> None:
+def test_class_frequencies_of_shifted_traffic_are_found_where_there_are_1_000_rows() -> None:
     random = np.random.default_rng(5)
     pool = answers(random, 20_000, scale=6.0)
     source, factors = pool.mean(0), np.array([5.0, 0.2] + [1.0] * 8)
@@ -126,6 +126,10 @@ def test_class_frequencies_of_shifted_traffic_are_found() -> None:
     assert np.abs(found - truth).max() < 0.02 < np.abs(source - truth).max()
     unshifted = estimate_class_prior(pool, source)
     assert np.abs(unshifted - source).max() < 0.01
+    with pytest.raises(ValueError, match="at least 1,000 rows, not 999"):
+        estimate_class_prior(np.full((999, 2), 0.5), np.ones(2))
+    with pytest.raises(ValueError, match="do not fit"):
+        estimate_class_prior(np.full((1000, 2), 0.5), np.ones(3))
 
 
 @pytest.mark.parametrize("source_rows", [pytest.param(math.inf, marks=pytest.mark.long), 300.0])
@@ -146,13 +150,6 @@ def test_a_shift_is_told_at_its_level(source_rows: float) -> None:
 
     assert told(np.ones(20_000)) <= 4  # more have a probability below .005
     assert told((pool * np.array([4.0, 0.25] + [1.0] * 8)).sum(1)) >= 97
-
-
-def test_too_few_rows_give_no_class_frequencies() -> None:
-    with pytest.raises(ValueError, match="at least 1,000 rows, not 999"):
-        estimate_class_prior(np.full((999, 2), 0.5), np.ones(2))
-    with pytest.raises(ValueError, match="do not fit"):
-        estimate_class_prior(np.full((1000, 2), 0.5), np.ones(3))
 
 
 def test_everything_is_read_of_moderate_traffic_and_of_bursts() -> None:

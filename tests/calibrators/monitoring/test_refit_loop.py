@@ -1,9 +1,5 @@
 """The refit loop: alarm, refit, duel, activation, and back where the change goes away."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -11,16 +7,12 @@ from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.errors import UnknownMethodError
 from boxcal.calibrators.monitoring import refit_loop
-from boxcal.calibrators.monitoring.candidates import (
-    Candidate,
-    adjust_class_prior,
-    candidates,
-    mean_nll,
-)
+from boxcal.calibrators.monitoring.candidates import Candidate, adjust_class_prior, candidates, mean_nll
 from boxcal.calibrators.monitoring.champion_challenger import Duel, Winner
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision, Phase
 from boxcal.calibrators.monitoring.refit_loop import RefitLoop
-from tests.calibrators.monitoring.streams import Array, answers, drawn, normalised, shifted
+from tests.calibrators.monitoring.streams import answers, drawn, normalised, shifted
+from tests.calibrators.samples import Array
 
 FREQUENCIES = np.full(10, 0.1)
 
@@ -145,6 +137,8 @@ def test_pieces_of_any_size_and_a_restored_state_give_the_same_decisions() -> No
     assert decisions[0] == decisions[1] == decisions[2]
     for state in states[1:]:
         assert all(np.array_equal(value, states[0][name]) for name, value in state.items())
+    with pytest.raises(ValueError, match=r"`numbers` of the state has shape \(3,\), not \(9,\)"):
+        service.loop.load_state_dict(states[0] | {"numbers": np.zeros(3, np.int64)})
 
 
 def test_what_the_loop_is_told_moves_it_on() -> None:
@@ -228,13 +222,6 @@ def test_a_version_that_is_forgotten_is_not_returned_to() -> None:
     decided = loop.update(*stream(20, 50))
     assert "rollback" not in [decision.kind.value for decision in decided]
     assert (loop.phase, loop.proposal) == (Phase.WATCHING, None)
-
-
-def test_a_state_of_another_loop_is_refused() -> None:
-    state: dict[str, Any] = dict(Service().loop.state_dict())
-    state["numbers"] = np.zeros(3, np.int64)
-    with pytest.raises(ValueError, match=r"`numbers` of the state has shape \(3,\), not \(9,\)"):
-        Service().loop.load_state_dict(state)
 
 
 def test_an_adjustment_is_bayes_rule_and_survives_as_bytes() -> None:

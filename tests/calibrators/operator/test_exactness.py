@@ -34,19 +34,16 @@ def judge(rows: Rows, engine: Engine, *, relative: bool = True) -> tuple[float, 
     dtype = rows.logits.dtype.type
     worst_absolute = worst_relative = 0.0
     for row, got in enumerate(answer.numpy()):
-        exact, free = box_bisection(rows.logits[row], rows.lower[row], rows.upper[row])
+        problem = rows.logits[row], rows.lower[row], rows.upper[row]
+        exact, free = box_bisection(*problem)
         wanted = np.array([float(p) for p in exact])
         error = np.abs(got.astype(np.float64) - wanted)
-        assert error.max() <= ABSOLUTE[dtype], (rows.logits[row], rows.lower[row], rows.upper[row])
+        assert error.max() <= ABSOLUTE[dtype], problem
         worst_absolute = max(worst_absolute, float(error.max()))
         if relative:
             counted = np.array(free) & (wanted >= np.finfo(dtype).tiny)
             ratio = float((error[counted] / wanted[counted]).max(initial=0.0))
-            assert dtype is np.float64 or ratio <= RELATIVE_WHERE_FREE, (
-                rows.logits[row],
-                rows.lower[row],
-                rows.upper[row],
-            )
+            assert dtype is np.float64 or ratio <= RELATIVE_WHERE_FREE, problem
             worst_relative = max(worst_relative, ratio)
     return worst_absolute, worst_relative
 
@@ -68,10 +65,8 @@ def test_a_million_adversarial_rows(part: int, dtype: type[np.floating]) -> None
         count += len(rows.logits)
     assert count >= 100_000
     absolute, relative = (max(column) for column in zip(*errors, strict=True))
-    found = (
-        f"{count} rows of {dtype.__name__}: worst error {absolute:.1e}, relative where free {relative:.1e}"
-    )
-    print(found)  # noqa: T201 - for the records
+    found = f"worst error {absolute:.1e}, relative where free {relative:.1e}"
+    print(f"{count} rows of {dtype.__name__}: {found}")  # noqa: T201 - for the records
 
 
 @pytest.mark.long

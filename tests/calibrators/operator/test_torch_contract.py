@@ -24,11 +24,8 @@ def test_any_axis_and_any_strides(dim: int) -> None:
     rows = logits.movedim(dim, -1).reshape(-1, logits.shape[dim])
     wanted = torch.stack([box_constrained_softmax(row, 0.02, 0.6) for row in rows])
     assert torch.equal(answer, wanted.reshape(logits.movedim(dim, -1).shape).movedim(-1, dim))
-
-
-@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4)])
-def test_empty_batches(shape: tuple[int, ...]) -> None:
-    assert box_constrained_softmax(torch.zeros(shape), 0.1, 0.5).shape == shape
+    for shape in ((0, 4), (3, 0, 4)):
+        assert box_constrained_softmax(torch.zeros(shape), 0.1, 0.5).shape == shape
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (3, 1, 1), (4, 1), (4, 5), (3, 4, 5), (1, 1, 5)])
@@ -50,18 +47,13 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     assert ((answer >= low) & (answer <= high)).all()
 
 
-def test_tensors_promote_and_numbers_do_not() -> None:
+def test_tensors_promote_numbers_do_not_and_autocast_gives_float32() -> None:
     logits = randn(2, 3)
     assert box_constrained_softmax(logits, 0.1).dtype is torch.float32
     assert box_constrained_softmax(logits, torch.full((3,), 0.1, dtype=torch.float64)).dtype is torch.float64
     assert box_constrained_softmax(logits.half(), torch.full((3,), 0.1)).dtype is torch.float32
-    assert (
-        box_constrained_softmax(torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64), None, 0.4)[0].item()
-        == 0.4
-    )
-
-
-def test_autocast_gives_float32() -> None:
+    exact = torch.tensor([5.0, 0.0, 0.0], dtype=torch.float64)
+    assert box_constrained_softmax(exact, None, 0.4)[0].item() == 0.4
     layer = torch.nn.Linear(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = layer(randn(2, 4))
@@ -154,12 +146,12 @@ def test_the_registered_op_keeps_torchs_rules() -> None:
         ({"upper": 0.1}, "upper bounds add up to 0.5"),
         ({"lower": 0.5}, "lower bounds add up to 2.5"),
         ({"lower": torch.tensor([0.9, 0.2, 0, 0, 0])}, "lower bounds add up to 1.1"),
-        ({"upper": torch.full((4, 5), 0.1)}, "upper bounds of row 0 add up to 0.5"),
-        ({"lower": 0.6, "upper": 0.3}, "lower bound 0.6 is above upper bound 0.3"),
         (
-            {"lower": torch.tensor([0, 0, 0.5, 0, 0]), "upper": 0.4},
-            r"lower bound 0.5 of class 2 is above upper bound 0.4",
+            {"upper": torch.tensor([1, 1, 0.1, 1])[:, None].expand(4, 5)},
+            "upper bounds of row 2 add up to 0.5",
         ),
+        ({"lower": 0.6, "upper": 0.3}, "lower bound 0.6 is above upper bound 0.3"),
+        ({"lower": torch.eye(5)[2] / 2, "upper": 0.4}, "lower bound 0.5 of class 2 is above upper bound 0.4"),
         ({"lower": -0.1}, r"lower bound -0.1 .*not in"),
         ({"upper": torch.tensor([1, 1, 1.5, 1, 1])}, "upper bound 1.5 of class 2 is not in"),
         ({"upper": math.nan}, "upper bound nan"),
@@ -173,13 +165,6 @@ def test_the_registered_op_keeps_torchs_rules() -> None:
 def test_what_is_wrong_is_said(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         box_constrained_softmax(randn(4, 5), **arguments)
-
-
-def test_only_the_wrong_row_is_named() -> None:
-    upper = torch.ones(4, 5)
-    upper[2] = 0.1
-    with pytest.raises(ValueError, match=r"upper bounds of row 2 add up to 0.5"):
-        box_constrained_softmax(randn(4, 5), None, upper)
 
 
 def test_integers_are_no_logits() -> None:
