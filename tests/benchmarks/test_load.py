@@ -174,9 +174,6 @@ def test_every_dialect_of_answers_is_read() -> None:
     assert read_answer("images", {"top": top}) == [0, 1, 2, 3, 4]
     assert read_answer("images", {"predictions": [{"top": top}]}) == [0, 1, 2, 3, 4]
     assert read_answer("images", {"outputs": [{"data": [0, 1, 2, 3, 4]}]}) == [0, 1, 2, 3, 4]
-    for document in (
-        [[0.5, 0.5]],
-        {"probabilities": [[0.5, 0.5]]},
-        {"predictions": [{"probabilities": [0.5, 0.5]}]},
-    ):
+    rows = [[0.5, 0.5]]
+    for document in (rows, {"probabilities": rows}, {"predictions": [{"probabilities": rows[0]}]}):
         assert read_answer("logits", document) == [0.5, 0.5]

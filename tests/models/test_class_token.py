@@ -132,6 +132,12 @@ def test_from_the_last_mixing_on_only_the_first_token_is_computed() -> None:
     narrow = narrowed(model := graph.model())
     assert width_of_products(model) == [TOKENS] * 6
     assert width_of_products(narrow) == [TOKENS] * 3 + [1] * 3
+    graph = Graph()
+    graph.linear()
+    graph.step("MatMul", graph.weight(TOKENS, TOKENS), graph.last)
+    take(graph)
+    narrow = narrowed(graph.model())
+    assert width_of_products(narrow) == [TOKENS, 1]
 
 
 def mean_free(graph: Graph, axis: int, *, given: bool = False) -> str:
@@ -202,15 +208,6 @@ def test_what_reads_other_tokens_is_left_alone(steps: Callable[[Graph], object],
     graph = Graph()
     steps(graph)
     assert rewritten(graph.model(opset=opset)) is None
-
-
-def test_a_product_that_mixes_tokens_reads_all_of_its_right_hand_side() -> None:
-    graph = Graph()
-    graph.linear()
-    graph.step("MatMul", graph.weight(TOKENS, TOKENS), graph.last)
-    take(graph)
-    narrow = narrowed(graph.model())
-    assert width_of_products(narrow) == [TOKENS, 1]
 
 
 @pytest.mark.parametrize("reader", ["output", "node", "branch"])

@@ -33,15 +33,13 @@ def test_the_split_is_the_whole_data_set_without_overlap(split: DigitsSplit) -> 
         assert set(part.labels) == set(range(10))
 
 
-def test_a_png_of_the_data_set_comes_back_as_its_levels(split: DigitsSplit) -> None:
+def test_a_png_of_the_data_set_comes_back_as_its_levels_also_larger_and_wider(
+    split: DigitsSplit,
+) -> None:
     preprocessing = DigitLevels()
     for index in range(len(split.test)):
         image = split.test.image(index).convert("RGB")
         assert np.array_equal(preprocessing(image), split.test.levels[index])
-
-
-def test_larger_and_wider_and_coloured_images_become_digits(split: DigitsSplit) -> None:
-    preprocessing = DigitLevels()
     small = split.test.image(3)
     large = small.resize((80, 80), Image.Resampling.NEAREST).convert("RGB")
     assert np.array_equal(preprocessing(large), split.test.levels[3])

@@ -72,7 +72,7 @@ def test_half_precision_files_take_and_give_float32(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, samples(3).flatten(1) @ torch.from_numpy(WEIGHT), atol=0.05, rtol=0.01)
 
 
-def test_labels_and_preprocessing_are_declared_beside_the_file(tmp_path: Path) -> None:
+def test_labels_and_preprocessing_are_declared_beside_the_file_or_in_its_metadata(tmp_path: Path) -> None:
     path = write_onnx(tmp_path / "m.onnx")
     (tmp_path / "names.txt").write_text("a\nb\nc\nd\ne\n")
     declare(path, labels="names.txt", preprocessing=COLOUR_SPEC | {"interpolation": "bicubic"})
@@ -83,14 +83,16 @@ def test_labels_and_preprocessing_are_declared_beside_the_file(tmp_path: Path) -
     )
     (tmp_path / "mine.txt").write_text("v\nw\nx\ny\nz\n")
     assert load(path, labels=tmp_path / "mine.txt").labels == ("v", "w", "x", "y", "z")
-
-
-def test_labels_files_of_other_editors(tmp_path: Path) -> None:
-    path = write_onnx(tmp_path / "m.onnx")
-    names = tmp_path / "names.txt"
+    names = tmp_path / "names.txt"  # of another editor
     names.write_bytes(b"\xef\xbb\xbfcafe\xcc\x81\r\nb\r\nc\r\nd\r\ne\r\n\r\n \r\n")
     assert load(path, labels=names).labels == ("caf\u00e9", "b", "c", "d", "e")
     assert load_backbone("logits", labels=names).labels == ("caf\u00e9", "b", "c", "d", "e")
+    metadata = {"labels": json.dumps(list("abcde")), "preprocessing": json.dumps(COLOUR_SPEC), "author": "x"}
+    path = write_onnx(tmp_path / "carried.onnx", metadata=metadata)
+    assert load(path).labels == tuple("abcde")
+    assert load(path).preprocessing.crop == 4
+    declare(path, labels=list("vwxyz"))
+    assert load(path).labels == tuple("vwxyz")
 
 
 def test_pixels_are_given_to_a_file_that_reads_uint8(tmp_path: Path) -> None:
@@ -121,15 +123,6 @@ def test_pixels_are_given_to_a_file_that_reads_uint8(tmp_path: Path) -> None:
     np.testing.assert_allclose(backbone(sample), pixels.reshape(1, 48) / 100 @ WEIGHT, atol=1e-4)
     path.with_suffix(".json").unlink()
     assert inspect_model(path).declaration["preprocessing"]["std"] == [1 / 255] * 3
-
-
-def test_or_carried_in_its_metadata(tmp_path: Path) -> None:
-    metadata = {"labels": json.dumps(list("abcde")), "preprocessing": json.dumps(COLOUR_SPEC), "author": "x"}
-    path = write_onnx(tmp_path / "m.onnx", metadata=metadata)
-    assert load(path).labels == tuple("abcde")
-    assert load(path).preprocessing.crop == 4
-    declare(path, labels=list("vwxyz"))
-    assert load(path).labels == tuple("vwxyz")
 
 
 @pytest.mark.parametrize(

@@ -84,13 +84,17 @@ def assert_nothing_is_loaded(page: Tags) -> None:
     assert source.startswith("data:image/svg+xml;base64,")
 
 
-def test_what_auto_found_is_shown(document: dict[str, Any]) -> None:
+def test_what_auto_found_is_shown_and_an_infinite_loss_has_a_place(document: dict[str, Any]) -> None:
     candidates = [{"method": "ts", "nll": 0.5123456789, "parameters": 1}, {"method": "pb", "nll": None}]
     choice = {"chosen": "ts", "why": "ts has the lowest NLL", "candidates": candidates}
     text = Tags(html_report({**document, "fit": {"choice": choice}}, b"<svg/>")).text
     assert "ts has the lowest NLL" in text
     assert "0.512346" in text
     assert "Method auto, which chose ts. 300 samples" in text
+    changed = json.loads(json.dumps(document))
+    for side in ("before", "difference"):
+        changed["metrics"]["nll"][side] |= {"value": None, "low": None, "high": None}
+    assert "infinite" in Tags(html_report(changed, b"<svg/>")).text
 
 
 def test_what_is_seriously_wrong_with_the_data_comes_first(document: dict[str, Any]) -> None:
@@ -117,13 +121,6 @@ def test_all_text_is_escaped(document: dict[str, Any]) -> None:
     assert "script" not in {tag for tag, _ in page.found}
     assert "<script" not in text
     assert page.text.count("alert('&')") >= 10
-
-
-def test_an_infinite_loss_has_a_place(document: dict[str, Any]) -> None:
-    changed = json.loads(json.dumps(document))
-    for side in ("before", "difference"):
-        changed["metrics"]["nll"][side] |= {"value": None, "low": None, "high": None}
-    assert "infinite" in Tags(html_report(changed, b"<svg/>")).text
 
 
 def test_a_notebook_shows_the_report_without_styles_of_its_own(report: Report) -> None:

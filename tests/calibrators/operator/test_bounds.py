@@ -31,13 +31,18 @@ def test_infeasible_bounds_are_named(lower: float | Tensor, upper: float | Tenso
         Bounds(lower, upper)
 
 
-def test_numbers_are_checked_once_the_classes_are_known() -> None:
+def test_numbers_meet_numbers_and_are_checked_once_the_classes_are_known() -> None:
     bounds = Bounds(0.0, 0.2)
     assert bounds.check(5) is bounds
     with pytest.raises(ValueError, match=r"add up to 0.8\d*, below 1"):
         bounds.check(4)
     with pytest.raises(ValueError, match="bounds for 3 classes cannot bound 4"):
         Bounds(0.0, f64(1, 1, 1)).check(4)
+    effective = Bounds(0.02, 0.5).yielding_to(Bounds(0.0, 0.3), num_classes=5)
+    assert effective.relaxed.shape == ()
+    assert effective.bounds.upper.item() == 0.3
+    with pytest.raises(ValueError, match="number of classes"):
+        Bounds(0.02, 0.5).yielding_to(Bounds(0.0, 0.3))
 
 
 @pytest.mark.parametrize("classes", [3, 7, 10, 49, 1000])
@@ -48,24 +53,11 @@ def test_feasible_by_a_hair(classes: int) -> None:
     Bounds(weights / weights.sum(), 1.0)
 
 
-def test_bounds_that_agree_are_only_clipped() -> None:
+def test_bounds_that_agree_are_only_clipped_and_only_rows_that_need_it_are_relaxed() -> None:
     effective = Bounds(0.1, 0.8).yielding_to(Bounds(f64(0, 0.2, 0), f64(0.5, 1, 0.05)))
     assert effective.bounds.lower.tolist() == [0.1, 0.2, 0.05]
     assert effective.bounds.upper.tolist() == [0.5, 0.8, 0.05]
     assert not effective.relaxed
-
-
-def test_the_least_relaxation() -> None:
-    fitted, request = Bounds(f64(0.3, 0.3, 0.3), 1.0), Bounds(f64(0.0, 0.6, 0.0), 1.0)
-    effective = fitted.yielding_to(request)
-    assert effective.relaxed
-    assert torch.allclose(effective.bounds.lower, f64(0.2, 0.6, 0.2), atol=1e-15)
-    fitted, request = Bounds(0.0, f64(0.4, 0.4, 0.4)), Bounds(0.0, f64(1.0, 0.1, 1.0))
-    effective = fitted.yielding_to(request)
-    assert torch.allclose(effective.bounds.upper, f64(0.45, 0.1, 0.45), atol=1e-15)
-
-
-def test_only_rows_that_need_it_are_relaxed() -> None:
     fitted = Bounds(0.0, f64(0.4, 0.4, 0.4))
     request = Bounds(0.0, torch.tensor([[1.0, 1.0, 1.0], [0.1, 0.1, 1.0]], dtype=torch.float64))
     effective = fitted.yielding_to(request)
@@ -74,12 +66,19 @@ def test_only_rows_that_need_it_are_relaxed() -> None:
     assert effective.bounds.upper[1].tolist() == pytest.approx([0.1, 0.1, 0.8])
 
 
-def test_numbers_meet_numbers() -> None:
-    effective = Bounds(0.02, 0.5).yielding_to(Bounds(0.0, 0.3), num_classes=5)
-    assert effective.relaxed.shape == ()
-    assert effective.bounds.upper.item() == 0.3
-    with pytest.raises(ValueError, match="number of classes"):
-        Bounds(0.02, 0.5).yielding_to(Bounds(0.0, 0.3))
+def test_the_least_relaxation_is_continuous_where_it_begins() -> None:
+    fitted, request = Bounds(f64(0.3, 0.3, 0.3), 1.0), Bounds(f64(0.0, 0.6, 0.0), 1.0)
+    effective = fitted.yielding_to(request)
+    assert effective.relaxed
+    assert torch.allclose(effective.bounds.lower, f64(0.2, 0.6, 0.2), atol=1e-15)
+    fitted, request = Bounds(0.0, f64(0.4, 0.4, 0.4)), Bounds(0.0, f64(1.0, 0.1, 1.0))
+    effective = fitted.yielding_to(request)
+    assert torch.allclose(effective.bounds.upper, f64(0.45, 0.1, 0.45), atol=1e-15)
+    fitted = Bounds(f64(0.3, 0.3, 0.3), 1.0)
+    answers = [
+        fitted.yielding_to(Bounds(f64(0, bound, 0), 1.0)).bounds.lower for bound in (0.4 - 1e-9, 0.4 + 1e-9)
+    ]
+    assert (answers[0] - answers[1]).abs().max() <= 1e-8
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -102,14 +101,6 @@ def test_relaxed_bounds_stay_inside_the_request_and_feasible(seed: int) -> None:
     answer = box_constrained_softmax(logits, lower, upper)
     assert ((answer >= request.lower) & (answer <= request.upper)).all()
     assert (answer.sum(-1) - 1).abs().max() <= 1e-14
-
-
-def test_the_result_is_continuous_where_relaxation_begins() -> None:
-    fitted = Bounds(f64(0.3, 0.3, 0.3), 1.0)
-    answers = [
-        fitted.yielding_to(Bounds(f64(0, bound, 0), 1.0)).bounds.lower for bound in (0.4 - 1e-9, 0.4 + 1e-9)
-    ]
-    assert (answers[0] - answers[1]).abs().max() <= 1e-8
 
 
 def test_a_hair_of_relaxation_leaves_no_rounding_of_far_bounds_behind() -> None:
