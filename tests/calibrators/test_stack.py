@@ -57,16 +57,12 @@ def test_the_weights_of_two_methods_in_closed_form() -> None:
     assert exact == pytest.approx([11 / 12, 1 / 12], abs=1e-7)
 
 
-def test_the_prior_counts_as_samples_of_each_method() -> None:
+def test_the_prior_counts_as_samples_of_each_method_and_equal_methods_share_theirs() -> None:
     """3 log(.2 + .6 w) + log(.8 - .6 w) + (log(w) + log(1 - w)) / 4 is largest at w = 0.786256."""
     likelihoods = np.array([[0.8, 0.2]] * 3 + [[0.2, 0.8]])
     found = mixing_weights(likelihoods, np.ones(4), 0.25)
     assert found == pytest.approx([0.786256, 0.213744], abs=1e-6)
     assert stack_weights(-np.log(likelihoods), np.arange(4), np.ones(4)).all_rows == pytest.approx(found)
-
-
-def test_methods_that_agree_share_their_weight() -> None:
-    """As one method that has the prior samples of both."""
     likelihoods = np.random.default_rng(1).uniform(0.1, 1.0, (300, 2))[:, [0, 1, 1]]
     found = mixing_weights(likelihoods, np.ones(300), 1e-6)
     alone = mixing_weights(likelihoods[:, :2], np.ones(300), 1e-6)

@@ -56,7 +56,7 @@ def test_a_method_that_does_not_take_so_many_classes_is_named() -> None:
     assert "at most 40, not 41" in found.left_out["polynomial"]
 
 
-def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodComparison) -> None:
+def test_values_are_those_of_a_fit_and_improvements_are_marked(comparison: MethodComparison) -> None:
     validation, test = data(250, 1), data(300, 2)
     calibrator = fit("ts", validation.scores, validation.labels).on_arrays
     expected = evaluate(calibrator(test.scores), test.labels)
@@ -64,13 +64,9 @@ def test_values_are_those_of_a_fit_on_all_validation_samples(comparison: MethodC
     for metric in METRICS:
         assert row.scores[metric].value == pytest.approx(getattr(expected, metric))
     assert row.changed_labels == 0
-
-
-def test_improvements_are_marked_as_such(comparison: MethodComparison) -> None:
-    ts = next(row for row in comparison.rows if row.method == "ts")
-    assert ts.scores["nll"].improves
-    assert ts.scores["nll"].is_clear
-    assert ts.scores["error_rate"].improves is None
+    assert row.scores["nll"].improves
+    assert row.scores["nll"].is_clear
+    assert row.scores["error_rate"].improves is None
     lines = {line.split("`")[1]: line for line in markdown(comparison).splitlines()[2:]}
     assert "▼*" in lines["ts"]
     assert "▼" not in lines["uncalibrated"]

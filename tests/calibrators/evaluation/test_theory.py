@@ -12,7 +12,7 @@ from boxcal.calibrators.evaluation.report import cross_fitted_report
 from boxcal.calibrators.evaluation.theory import post_processing_gap, smooth_calibration_bound
 
 
-def test_deviation_is_the_theorems() -> None:
+def test_deviation_is_the_theorems_and_falls_with_tighter_bounds_and_more_samples() -> None:
     """Bounds of exactly 1/4 and 3/4 give k = 2 and B = log 3."""
     probability = np.tile([0.25, 0.75], 5000)
     labels = np.tile([0, 0, 0, 1, 1, 1, 0, 1], 1250)
@@ -21,9 +21,6 @@ def test_deviation_is_the_theorems() -> None:
     expected = (42 * size + 144 + (size + 2) * math.sqrt(math.log(16 / 0.1) / 2)) / 100
     assert found.deviation == pytest.approx(expected)
     assert found.bound == pytest.approx(math.sqrt(found.gap / 2 + expected))
-
-
-def test_tighter_bounds_and_more_samples_lower_the_bound() -> None:
     few = smooth_calibration_bound([0.3, 0.7] * 50, [0, 1] * 50, 0.3, 0.7)
     many = smooth_calibration_bound([0.3, 0.7] * 500, [0, 1] * 500, 0.3, 0.7)
     loose = smooth_calibration_bound([0.3, 0.7] * 500, [0, 1] * 500, 0.01, 0.99)

@@ -92,7 +92,7 @@ def test_one_class_separated_classes_and_probabilities_of_0_and_1_are_judged() -
     assert math.isfinite(found.z)
 
 
-def test_the_curve_has_bins_of_equal_information() -> None:
+def test_the_curve_has_bins_of_equal_information_and_each_has_rare_events() -> None:
     """Of 10 samples at .1, 4 at .5 and 10 at .9, p (1 - p) sums to .9, 1 and .9: tenths 1, 5 and 8 of 2.8."""
     p = np.repeat([0.1, 0.5, 0.9], [10, 4, 10])
     y = np.zeros(24)
@@ -109,9 +109,6 @@ def test_the_curve_has_bins_of_equal_information() -> None:
     assert edges[20] == pytest.approx(0.5)
     assert sum(curve["histogram"]["events"]) == 12
     assert sum(curve["histogram"]["others"]) == 12
-
-
-def test_every_bin_of_rare_events_has_some() -> None:
     rng = np.random.default_rng(0)
     odds = rng.normal(-5.5, 1.5, 20_000)
     p = 1.0 / (1.0 + np.exp(-odds))

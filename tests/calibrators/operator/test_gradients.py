@@ -78,18 +78,28 @@ def test_a_class_on_both_bounds_follows_the_side_its_value_lies_beyond() -> None
     assert ((loosened - answer)[0] / step).item() == pytest.approx(1.0, rel=1e-6)
 
 
-def test_no_free_mass_takes_the_derivative_for_loosened_bounds() -> None:
-    logits = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
-    upper = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize(
+    ("logits", "side", "bounds", "loosened", "step", "near"),
+    [
+        pytest.param(
+            [1, 2, 0.5], "upper", [0.2, 0.5, 0.3], [0, 1, 2], 1e-7, {"abs": 1e-4}, id="no free mass"
+        ),
+        pytest.param([0, 1, 2], "lower", [1, 0, 0], [0], -1e-7, {"rel": 1e-6}, id="free classes of no mass"),
+    ],
+)
+def test_the_derivative_is_that_for_loosened_bounds(
+    *, logits: Any, side: str, bounds: Any, loosened: list[int], step: float, near: dict[str, Any]
+) -> None:
+    rows = torch.tensor(logits, dtype=torch.float64)
+    given: Any = torch.tensor(bounds, dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
-    answer = box_constrained_softmax(logits, None, upper)
-    (gradient,) = torch.autograd.grad((answer * weights).sum(), upper)
-    step = 1e-7
-    for index in range(3):
-        moved = upper.detach().clone()
+    answer = box_constrained_softmax(rows, **{side: given})
+    (gradient,) = torch.autograd.grad((answer * weights).sum(), given)
+    for index in loosened:
+        moved = given.detach().clone()
         moved[index] += step
-        slope = (box_constrained_softmax(logits, None, moved) - answer) @ weights / step
-        assert gradient[index].item() == pytest.approx(slope.item(), abs=1e-4)
+        slope = (box_constrained_softmax(rows, **{side: moved}) - answer) @ weights / step
+        assert gradient[index].item() == pytest.approx(slope.item(), **near)
 
 
 def test_where_nothing_can_move_every_gradient_is_zero() -> None:
