@@ -81,18 +81,21 @@ def compare(
                 "the comparison shows how well they fit, not how well they do on new data",
             )
             sets[1].warnings.extend(one.to_dict() for one in known)
-    for path, one in zip((file, test), sets, strict=False):
+    files = [file, *([] if test is None else [test])]
+    for path, one in zip(files, sets, strict=True):
         show_warnings(one.warnings, path)
     with progress_bar("comparing") as advance:
         comparison = comparing.compare_methods(
             methods or comparing.PAPERS_METHODS, *(one.data for one in sets), progress=advance
         )
-    for path, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
-        if path is not None:
-            path.write_text(write(comparison))
-            messages().print(f"saved {escape(str(path))}", soft_wrap=True)
+    for output, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
+        if output is not None:
+            output.write_text(write(comparison))
+            messages().print(f"saved {escape(str(output))}", soft_wrap=True)
     if as_json:
-        write_json(comparison.to_dict())
+        pairs = zip(files, sets, strict=True)
+        warned = [{"file": path.name} | warning for path, one in pairs for warning in one.warnings]
+        write_json(comparison.to_dict() | {"warnings": warned})
     else:
         _show(comparison)
 

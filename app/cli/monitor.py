@@ -22,8 +22,10 @@ from boxcal.app.cli.output import (
     plain_table,
     progress_bar,
     screen,
+    show_warnings,
     write_json,
 )
+from boxcal.app.cli.validation import saved_calibrator
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of
 from boxcal.app.monitoring.records import NONE, entries
@@ -38,11 +40,13 @@ from boxcal.app.tables.labels import (
 )
 from boxcal.app.tables.scores import check_kind, finite_rows
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.checks import check_known
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 from boxcal.calibrators.monitoring.stored_logits import pack
+from boxcal.calibrators.row_statistics import Sketch
 from boxcal.calibrators.scores import LOGITS, ScoreLook
 
 if TYPE_CHECKING:
@@ -230,8 +234,10 @@ def run(
     """Replay, save the plot, and show the numbers."""
     if plot is not None and plot.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"{plot} is no .svg or .png file")
-    loaded = None if calibrator is None else ArrayCalibrator.from_bytes(calibrator.read_bytes())
+    loaded = None if calibrator is None else saved_calibrator(calibrator)
     log = read(file, declared, None if loaded is None else loaded.classes)
+    warnings = [] if loaded is None else _warnings(log, loaded)
+    show_warnings(warnings, file)
     replay = Replay(
         _calibrator_for(log, calibrator, loaded),
         None if validation is None else _validation(validation, log, declared),
@@ -244,7 +250,7 @@ def run(
             raise UsageError(f"{file} has no labels to plot")
         plot.write_bytes(draw(replay.trace, "svg" if plot.suffix.lower() == ".svg" else "png"))
         messages().print(f"saved {escape(str(plot))}", soft_wrap=True)
-    document = replay.document(log)
+    document = replay.document(log) | {"warnings": warnings}
     if as_json:
         write_json(document)
     else:
@@ -352,6 +358,16 @@ def _calibrator_for(log: PredictionLog, path: Path | None, loaded: ArrayCalibrat
             f"{path} reads {loaded.reads} of {loaded.num_classes} classes, but the log has logits of {size}"
         )
     return loaded
+
+
+def _warnings(log: PredictionLog, loaded: ArrayCalibrator) -> list[dict[str, Any]]:
+    """Find labelled rows that the calibrator was fitted to."""
+    labelled = log.logits[log.labels != UNLABELLED]
+    if loaded.sketch is None or not len(labelled):
+        return []
+    effect = "the tests find less than on new data"
+    found = check_known(Sketch.of(labelled), loaded.sketch, "the calibrator was", effect)
+    return [one.to_dict() for one in found]
 
 
 def _validation(path: Path, log: PredictionLog, declared: Declared) -> PredictionLog:

@@ -1,43 +1,33 @@
 """Builds feedback and the monitor at start-up, each part after what it depends on.
 
-For requests with `prior_adjustment`, calibrators are adjusted to the class frequencies of recent predictions.
-The frequencies are estimated by MAP-EM from the predictions that are kept for feedback, once a minute; where
-their change is not significant, the answers stay as they are. The registry and the monitor know nothing of
-it: the adjustment lasts as long as a request.
+`PriorAdjustments`: for requests with `prior_adjustment`, calibrators are adjusted to the class frequencies of
+recent predictions. The frequencies are estimated by MAP-EM from the predictions that are kept for feedback,
+once a minute; where their change is not significant, the answers stay as they are. The registry and the
+monitor know nothing of it: the adjustment lasts as long as a request.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from boxcal.app.fitting.server.jobs import FitJobs
+from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor, class_prior_of
 from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.monitoring.writer import FeedbackWriter
 from boxcal.app.observability.supervised_task import background
-from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.registry.store import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from boxcal.app.observability.telemetry import Telemetry
-    from boxcal.app.settings.service import Settings
-
-import asyncio
-import time
-from typing import TYPE_CHECKING
-
-import numpy as np
-
-from boxcal.app.http.problems import InvalidParameter, TooFewPredictions
-from boxcal.app.registry.activator import ServedCalibrator
 from boxcal.calibrators.monitoring.class_prior import (
     FEWEST_ROWS,
     SMALLEST_FREQUENCY,
@@ -48,8 +38,13 @@ from boxcal.calibrators.monitoring.class_prior import (
 from boxcal.calibrators.monitoring.stored_logits import pack
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from boxcal.app.observability.telemetry import Telemetry
+    from boxcal.app.settings.service import Settings
     from boxcal.calibrators.monitoring.state import Array
 
+logger = logging.getLogger("boxcal")
 
 REFRESH_SECONDS = 60.0
 ROWS = 5000
@@ -98,9 +93,6 @@ class PriorAdjustments:
         offsets = prior_offsets(source, target)
         adjusted = served.calibrator.adjusted(offsets)
         return ServedCalibrator(served.version, adjusted.method, adjusted)
-
-
-logger = logging.getLogger("boxcal")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,43 +11,47 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
-from boxcal.app.fitting.fields import FitFields
-from boxcal.app.fitting.messages import BUDGET_SECONDS, RefitOutcome, RefitTask
+from boxcal.app.fitting.fields import DECLARED, FitFields
+from boxcal.app.fitting.messages import (
+    BUDGET_SECONDS,
+    Compared,
+    CompareTask,
+    RefitOutcome,
+    RefitTask,
+    StoredVersion,
+)
 from boxcal.app.fitting.resources import disk_errors_as_problems
 from boxcal.app.fitting.server.job import Job, UploadSlots
 from boxcal.app.fitting.server.runner import WAITING, FitRunner
 from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks
-from boxcal.app.fitting.server.worker_process import WorkerFailed, Workers
+from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed, Workers
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.http.problems import FitAlreadyOver, FitElsewhere, FitQueueFull, NotReady, RegistryUnavailable
-from boxcal.app.registry.activator import Activator
+from boxcal.app.http.problems import (
+    FitAlreadyOver,
+    FitElsewhere,
+    FitQueueFull,
+    NotReady,
+    RegistryUnavailable,
+    UnknownMethod,
+)
+from boxcal.app.registry.activator import Activator, ServedCalibrator
 from boxcal.app.registry.audit import SERVICE, Caller
 from boxcal.app.registry.fits import CANCELLED, INTERRUPTED
-from boxcal.app.registry.records import ActivatePolicy, FitRecord, FitState
+from boxcal.app.registry.records import UNCALIBRATED, ActivatePolicy, FitRecord, FitState
 from boxcal.app.registry.storage import SharedSets
 from boxcal.app.registry.store import Registry
 from boxcal.app.settings import limits
+from boxcal.calibrators.method import no_method, reads_of_methods
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
-
-from collections.abc import Sequence
-from typing import Any
-
-from boxcal.app.fitting.fields import DECLARED
-from boxcal.app.fitting.messages import Compared, CompareTask, StoredVersion
-from boxcal.app.fitting.server.worker_process import Worker
-from boxcal.app.http.problems import UnknownMethod
-from boxcal.app.registry.activator import ServedCalibrator
-from boxcal.app.registry.records import UNCALIBRATED
-from boxcal.calibrators.method import no_method, reads_of_methods
 
 logger = logging.getLogger("boxcal")
 

@@ -41,8 +41,14 @@ def test_methods_side_by_side(boxcal: Boxcal, validation_file: Path, test_file: 
 
 
 def test_rows_that_methods_were_fitted_to_do_not_judge_them(boxcal: Boxcal, validation_file: Path) -> None:
-    shown = boxcal("compare", validation_file, "--test", validation_file, "--method", "ts")
+    shown = boxcal("compare", validation_file, "--test", validation_file, "--method", "ts", "--json")
     assert "serious: about 100% of the rows are among those that the methods are fitted to" in shown.stderr
+    (warning,) = shown.json["warnings"]
+    assert {
+        "file": validation_file.name,
+        "code": "known_rows",
+        "severity": "serious",
+    }.items() <= warning.items()
 
 
 def test_the_table_fits_80_columns(boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

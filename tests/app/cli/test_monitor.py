@@ -152,6 +152,10 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
     )  # fmt: skip
     assert shown.code == 0
     assert "calibrator ts was tested on" in shown.stdout
+    assert (
+        "late.npz: serious: about 100% of the rows are among those that the calibrator was fitted"
+        in shown.stderr
+    )
     assert "strict       no" in shown.stdout
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
     assert boxcal("monitor", log, "--plot", tmp_path / "plot.png").code == 0
