@@ -28,9 +28,8 @@ from boxcal.app.fitting.messages import (
     StoredVersion,
 )
 from boxcal.app.fitting.resources import disk_errors_as_problems
-from boxcal.app.fitting.server.job import Job, UploadSlots
-from boxcal.app.fitting.server.runner import WAITING, FitRunner
-from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks
+from boxcal.app.fitting.server.runner import WAITING, FitRunner, Job
+from boxcal.app.fitting.server.upload_validation import GOING_DOWN, UploadChecks, UploadSlots
 from boxcal.app.fitting.server.worker_process import Worker, WorkerFailed, Workers
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import (

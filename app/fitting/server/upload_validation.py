@@ -2,7 +2,8 @@
 
 The body is streamed into a file, and nothing in it is parsed here. Its size is limited, its space on the disk
 is reserved as it arrives, and it must arrive at a minimum rate and within a time, because it holds one of a
-few slots. The worker that reads it runs nothing else, so that a check never waits for a fit.
+few slots: arriving uploads and fits are limited together, and arriving uploads per client. The worker that
+reads it runs nothing else, so that a check never waits for a fit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import asyncio
 import os
 import secrets
 import shutil
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,12 @@ from starlette.requests import ClientDisconnect
 from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import BODY_FILE, ITEMS_FILE, Checked, CheckTask, Tabled, TableTask
 from boxcal.app.fitting.resources import disk_errors_as_problems
+from boxcal.app.fitting.server.runner import Job
 from boxcal.app.fitting.server.worker_process import TaskRefused, Worker, WorkerFailed
 from boxcal.app.fitting.server.workspace import Workspace
 from boxcal.app.http.problems import (
     BoxcalError,
+    FitQueueFull,
     InvalidParameter,
     InvalidUpload,
     MalformedBody,
@@ -111,6 +116,56 @@ async def _at_minimum_rate(
         if brought >= RATE_BYTES:
             brought, deadline = 0, loop.time() + RATE_SECONDS
         yield piece
+
+
+UNKNOWN_SECONDS = 5.0
+LONGEST_SECONDS = 300.0
+
+
+class UploadSlots:
+    """Slots for uploads, each with a folder."""
+
+    def __init__(self, workspace: Workspace, jobs: Mapping[str, Job]) -> None:
+        self._workspace = workspace
+        self._jobs = jobs
+        self._arriving: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def reserve(self, client: str) -> AsyncIterator[Path]:
+        """Reserve a slot and a folder while an upload arrives and is checked.
+
+        The folder is removed at the end, unless it belongs to a fit by then.
+        """
+        arriving = self._arriving.total()
+        if len(self._jobs) + arriving > limits.MAX_WAITING_FITS:
+            raise FitQueueFull(
+                f"{len(self._jobs)} fits are running or waiting and {arriving} uploads are arriving; "
+                f"at most {limits.MAX_WAITING_FITS} may wait.",
+                retry_after=self._seconds_to_a_slot(),
+            )
+        # A client takes half of what the others leave, so that slow uploads of few leave places to more.
+        own = self._arriving[client]
+        if own and own >= (most := (limits.MAX_WAITING_FITS + 1 - len(self._jobs) - arriving + own) // 2):
+            raise FitQueueFull(
+                f"{own} uploads are arriving from {client}; the limit is {most}, half of the free places."
+            )
+        self._arriving[client] += 1
+        folder = None
+        try:
+            with disk_errors_as_problems():
+                folder = await asyncio.to_thread(self._workspace.new_folder, secrets.token_hex(8))
+            yield folder
+        finally:
+            self._arriving[client] -= 1
+            self._arriving += Counter()  # removes clients without uploads
+            if folder is not None and folder.name not in self._jobs:
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    def _seconds_to_a_slot(self) -> int:
+        """Estimate when the running fit ends."""
+        estimates = (job.seconds_left() for job in self._jobs.values())
+        seconds = next((left for left in estimates if left is not None), UNKNOWN_SECONDS)
+        return max(1, round(min(seconds, LONGEST_SECONDS)))
 
 
 CHECK_MEMORY_BYTES = 256 * 2**20

@@ -23,7 +23,7 @@ import pytest
 
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.fitting.messages import TASK, FitTask, TableTask
-from boxcal.app.fitting.server.job import Job
+from boxcal.app.fitting.server.runner import Job
 from boxcal.app.fitting.server.worker_process import MODULE, Worker
 from boxcal.app.fitting.worker import fit as worker_fit
 from boxcal.app.fitting.worker import main
