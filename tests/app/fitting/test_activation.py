@@ -30,14 +30,11 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     registry.close()
 
 
-def fitted(artifact: bytes) -> FittedCalibrator:
-    return FittedCalibrator("ts", artifact, {}, {"warnings": []}, b"", b"", len(LABELS))
-
-
 def accept(activator: Activator, registry: Registry, artifact: bytes, *, activate: bool) -> int:
     fit_id = str(len(registry.fits.list(1000)))
     fit = registry.fits.add(fit_id, "ts", ActivatePolicy.ALWAYS, 7)
-    return activator.accept(fit, fitted(artifact), lambda _: Decision(activate, "so"))[0]
+    fitted = FittedCalibrator("ts", artifact, {}, {"warnings": []}, b"", b"", len(LABELS))
+    return activator.accept(fit, fitted, lambda _: Decision(activate, "so"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +81,8 @@ def test_what_cannot_answer_never_comes_into_force(registry: Registry, artifact:
 
 def test_a_calibrator_whose_answers_are_no_probabilities_is_refused() -> None:
     wrong = TemperatureScaling(10, {"temperature": np.nan})
-    calibrator = ArrayCalibrator("ts", wrong, ConstantBounds(10), 10)
     with pytest.raises((UnusableCalibrator, ValueError)):
-        check(calibrator, 10)
+        check(ArrayCalibrator("ts", wrong, ConstantBounds(10), 10), 10)
 
 
 def test_calibrators_used_by_name_are_kept_but_not_without_end(registry: Registry, artifact: bytes) -> None:

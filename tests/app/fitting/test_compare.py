@@ -9,18 +9,15 @@ import pytest
 
 from boxcal.app.client import BoxcalClient
 from tests.app.fitting.service import Service
-from tests.app.fitting.validation_data import npz, overconfident, validation_npz
+from tests.app.fitting.validation_data import validation_npz
 
-
-def fitted(service: Service, method: str) -> int:
-    answer = service.fit(validation_npz(300), method=method, activate="never")
-    version: int = answer.raise_for_status().json()["calibrator"]
-    return version
+DATA = validation_npz(300)
 
 
 @pytest.fixture(scope="module")
 def versions(service: Service) -> tuple[int, int]:
-    return fitted(service, "ts"), fitted(service, "pb")
+    ts, pb = (service.fit(DATA, method=method, activate="never").json() for method in ("ts", "pb"))
+    return ts["calibrator"], pb["calibrator"]
 
 
 def compare(service: Service, query: str, content: bytes, **fields: str) -> httpx.Response:
@@ -34,9 +31,9 @@ def row(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_two_versions_are_compared_sample_by_sample(service: Service, versions: tuple[int, int]) -> None:
     ts, pb = versions
-    logits, labels = overconfident(400, seed=5)
+    data = validation_npz(400, seed=5)
     with BoxcalClient(service.url) as client:
-        document = client.compare(npz(logits=logits, labels=labels), versions=[ts, pb], methods=["ts"])
+        document = client.compare(data, versions=[ts, pb], methods=["ts"])
     assert [one["method"] for one in document["methods"]] == [
         "uncalibrated", f"version {ts} (ts)", f"version {pb} (pb)", "ts",
     ]  # fmt: skip
@@ -50,13 +47,13 @@ def test_two_versions_are_compared_sample_by_sample(service: Service, versions: 
         f"Version {ts} (ts)", f"Version {pb} (pb)",
     ]  # fmt: skip
     assert document["warnings"] == []
-    turned = compare(service, f"versions={pb}&versions={ts}", npz(logits=logits, labels=labels)).json()
+    turned = compare(service, f"versions={pb}&versions={ts}", data).json()
     back = row(turned, f"version {ts}")["metrics"]["nll"]["change"]
     assert back["value"] == pytest.approx(-second["metrics"]["nll"]["change"]["value"])
 
 
 def test_data_that_a_version_was_fitted_to_are_named(service: Service, versions: tuple[int, int]) -> None:
-    document = compare(service, f"versions=0&versions={versions[0]}", validation_npz(300)).json()
+    document = compare(service, f"versions=0&versions={versions[0]}", DATA).json()
     (warning,) = document["warnings"]
     assert warning["code"] == "known_rows"
     assert f"version {versions[0]} (ts) was fitted to" in warning["message"]

@@ -103,22 +103,14 @@ async def test_slots_are_released_whatever_goes_wrong(tmp_path: Path) -> None:
                     async with jobs.reserve_slot("one"):
                         raise AssertionError("a folder was made")
         workspace.new_folder = make  # type: ignore[method-assign]
-        assert await hold(jobs, "one", 4) == 4
+        async with AsyncExitStack() as stack:
+            for _ in range(4):
+                await stack.enter_async_context(jobs.reserve_slot("one"))
+            full = "4 uploads are arriving from one; the limit is 4, half"
+            with raises_problem(FitQueueFull, match=full):
+                await stack.enter_async_context(jobs.reserve_slot("one"))
+            await stack.enter_async_context(jobs.reserve_slot("another"))
         assert jobs._slots._arriving.total() == 0
-
-
-async def hold(jobs: Any, client: str, count: int) -> int:
-    """Hold `count` slots of one client: one more is refused, and another client is served."""
-    if count == 0:
-        with raises_problem(
-            FitQueueFull, match=f"4 uploads are arriving from {client}; the limit is 4, half"
-        ):
-            async with jobs.reserve_slot(client):
-                pass
-        async with jobs.reserve_slot("another"):
-            return 0
-    async with jobs.reserve_slot(client):
-        return 1 + await hold(jobs, client, count - 1)
 
 
 async def test_slow_uploads_of_three_addresses_leave_places_to_others(tmp_path: Path) -> None:

@@ -71,11 +71,11 @@ def test_a_calibrator_of_features_is_fitted_and_served(
 ) -> None:
     done = service.fit(npz(**arrays), method=method, activate="always").json()
     check_served(service, backbone, done)
-    refused = service.client.post("/calibrate", json={"logits": arrays["logits"][:2].tolist()})
-    assert refused.status_code == 422
-    assert "reads features" in refused.json()["detail"]
-    compared = service.fit(npz(logits=arrays["logits"], labels=arrays["labels"]), method="ts")
-    assert compared.status_code == 422
+    logits = arrays["logits"]
+    calibrated = service.client.post("/calibrate", json={"logits": logits[:2].tolist()})
+    compared = service.fit(npz(logits=logits, labels=arrays["labels"]), method="ts")
+    assert calibrated.status_code == compared.status_code == 422
+    assert "reads features" in calibrated.json()["detail"]
     assert f"For the active calibrator, '{method}'" in compared.json()["detail"]
     assert service.client.post("/calibrators/rollback").json()["version"] == 0
 
@@ -95,18 +95,16 @@ def test_a_shift_of_the_inputs_is_fitted_to_images_and_served(
 
 
 def test_missing_requirements_are_named(service: Service, arrays: dict[str, Floats]) -> None:
-    without = service.fit(validation_npz(), method="fc")
-    assert without.status_code == 422
-    assert "an array `features` (N, D)" in without.json()["detail"]
-    assert "upload labelled images" in service.fit(npz(**arrays), method="nc").json()["detail"]
-    narrow = arrays | {"features": arrays["features"][:, :-1]}
-    assert "columns, and digits has" in service.fit(npz(**narrow), method="ta").json()["detail"]
-    foreign = arrays | {"features": arrays["features"][::-1]}
-    assert (
-        "does not make logits[0] of features[0]" in service.fit(npz(**foreign), method="ta").json()["detail"]
-    )
-    damaged = arrays | {"features": np.full_like(arrays["features"], np.nan)}
-    assert "features[0, 0] is nan" in service.fit(npz(**damaged), method="ta").json()["detail"]
+    features = arrays["features"]
+    for data, method, says in (
+        (validation_npz(), "fc", "an array `features` (N, D)"),
+        (npz(**arrays), "nc", "upload labelled images"),
+        (npz(**arrays | {"features": features[:, :-1]}), "ta", "columns, and digits has"),
+        (npz(**arrays | {"features": features[::-1]}), "ta", "does not make logits[0] of features[0]"),
+        (npz(**arrays | {"features": np.nan * features}), "ta", "features[0, 0] is nan"),
+    ):
+        refused = service.fit(data, method=method)
+        assert (refused.status_code, says in refused.json()["detail"]) == (422, True), refused.text
 
 
 def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dict[str, Floats]) -> None:
@@ -115,15 +113,14 @@ def test_a_backbone_that_gives_logits_alone_is_named(tmp_path: Path, arrays: dic
     closed = BackboneSummary(
         "onnx:net.onnx", tuple("0123456789"), (1,), gives_features=False, is_open=False, head=None
     )
-    assert "the format of onnx:net.onnx gives logits alone" in str(
-        requirements.missing("features", data, closed)
-    )
-    assert requirements.missing("logits", data, closed) is None
     without_gradients = replace(closed, name="digits", gives_features=True)
-    assert "has no linear last layer" in str(requirements.missing("features", data, without_gradients))
-    assert "the format of digits gives logits and features alone" in str(
-        requirements.missing("inputs", data, without_gradients)
-    )
+    assert requirements.missing("logits", data, closed) is None
+    for reads, backbone, says in (
+        ("features", closed, "the format of onnx:net.onnx gives logits alone"),
+        ("features", without_gradients, "has no linear last layer"),
+        ("inputs", without_gradients, "the format of digits gives logits and features alone"),
+    ):
+        assert says in str(requirements.missing(reads, data, backbone))
 
 
 def test_features_of_digits_are_fitted_and_served_without_torch(

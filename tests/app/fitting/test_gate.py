@@ -5,58 +5,41 @@ from typing import Any
 import pytest
 
 from boxcal.app.fitting.server.runner import decide
-from boxcal.app.registry.records import ActivatePolicy, Decision
+from boxcal.app.registry.records import ActivatePolicy
 
 HARMLESS = {"severity": "warning", "message": "few samples"}
 SERIOUS = {"severity": "serious", "message": "error rate 93%"}
 
 
-def decided(policy: str = "if_better", **changes: Any) -> Decision:
-    known: dict[str, Any] = {
-        "is_better": True,
-        "reason": "NLL is what it is",
-        "warnings": [],
-        "compared_with": 1,
-        "active_version": 1,
-    }
-    return decide(ActivatePolicy(policy), **known | changes)
-
-
-@pytest.mark.parametrize("is_better", [True, False])
-@pytest.mark.parametrize("active_version", [1, 2])
-@pytest.mark.parametrize("policy", ["always", "never"])
-def test_always_and_never_mean_it(policy: str, is_better: bool, active_version: int) -> None:
-    decision = decided(policy, is_better=is_better, active_version=active_version, warnings=[SERIOUS])
-    assert decision.activate is (policy == "always")
-    assert "as asked" in decision.why
-
-
-@pytest.mark.parametrize("is_better", [True, False])
-def test_if_better_follows_the_report(is_better: bool) -> None:
-    decision = decided(is_better=is_better, warnings=[HARMLESS])
-    assert decision.activate is is_better
-    assert decision.why.endswith("ctivated: compared with version 1, NLL is what it is.")
-
-
-def test_if_better_does_not_trust_a_comparison_with_another_version() -> None:
-    decision = decided(active_version=2)
-    assert not decision.activate
-    assert "compared with version 1, but version 2 was activated meanwhile" in decision.why
+WHY = "compared with version 1, NLL is what it is."
 
 
 @pytest.mark.parametrize(
-    ("is_better", "advice"),
+    ("policy", "changes", "activate", "why"),
     [
-        (True, "Correct the data, or activate it yourself."),
-        (False, "Nor is it better: compared with version 1, NLL is what it is."),
+        ("always", {}, True, "Activated, as asked."),
+        ("always", {"is_better": False, "active_version": 2}, True, "Activated, as asked."),
+        ("always", {"warnings": [SERIOUS]}, True, "as asked, despite a serious warning: error rate 93%"),
+        ("never", {"warnings": [SERIOUS]}, False, "as asked"),
+        ("never", {"active_version": 2}, False, "as asked"),
+        ("if_better", {"warnings": [HARMLESS]}, True, f"Activated: {WHY}"),
+        ("if_better", {"is_better": False, "warnings": [HARMLESS]}, False, f"Not activated: {WHY}"),
+        (
+            "if_better", {"active_version": 2}, False,
+            "compared with version 1, but version 2 was activated meanwhile",
+        ),
+        (
+            "if_better", {"warnings": [HARMLESS, SERIOUS]}, False,
+            "Not activated: error rate 93%. Correct the data, or activate it yourself.",
+        ),
+        (
+            "if_better", {"warnings": [HARMLESS, SERIOUS], "is_better": False}, False,
+            f"Not activated: error rate 93%. Nor is it better: {WHY}",
+        ),
     ],
-)
-def test_if_better_refuses_data_with_a_serious_warning(is_better: bool, advice: str) -> None:
-    decision = decided(is_better=is_better, warnings=[HARMLESS, SERIOUS])
-    assert not decision.activate
-    assert decision.why == f"Not activated: error rate 93%. {advice}"
-
-
-def test_always_names_the_serious_warning() -> None:
-    assert decided("always").why == "Activated, as asked."
-    assert "despite a serious warning: error rate 93%" in decided("always", warnings=[SERIOUS]).why
+)  # fmt: skip
+def test_the_gate(policy: str, changes: dict[str, Any], activate: bool, why: str) -> None:
+    known: dict[str, Any] = {"is_better": True, "reason": "NLL is what it is", "warnings": []}
+    known |= {"compared_with": 1, "active_version": 1}
+    decision = decide(ActivatePolicy(policy), **known | changes)
+    assert (decision.activate, why in decision.why) == (activate, True), decision

@@ -62,40 +62,28 @@ def test_good_files_are_read_as_they_are(name: str, tmp_path: Path) -> None:
 
 
 PATIENTS = np.array([f"patient {n // 4}" for n in range(50)])
+WEIGHTS = np.arange(50) / 7
+ARRAYS = {"logits": LOGITS, "labels": LABELS, "groups": PATIENTS, "sample_weight": WEIGHTS}
+COLUMNS = by_class().append_column("group", pa.array(PATIENTS)).append_column("sample_weight", [WEIGHTS])
 GROUPED: dict[str, Callable[[], bytes]] = {
-    "npz": lambda: npz(logits=LOGITS, labels=LABELS, groups=PATIENTS),
-    "npz, numbers": lambda: npz(logits=LOGITS, labels=LABELS, groups=np.arange(50)[:, None] // 4 * 7),
-    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), groups=PATIENTS.tolist()),
-    "CSV": lambda: csv(by_class().append_column("group", pa.array(PATIENTS))),
-    "parquet": lambda: parquet(group=pa.array(PATIENTS).dictionary_encode()),
-    "parquet, by class": lambda: written(by_class().append_column("group", pa.array(np.arange(50) // 4))),
-    "arrow": lambda: arrow(by_class().append_column("groups", pa.array(PATIENTS))),
+    "npz": lambda: npz(**ARRAYS),
+    "npz, numbers": lambda: npz(**ARRAYS | {"groups": np.arange(50)[:, None] // 4 * 7}),
+    "JSON": lambda: document(**{name: array.tolist() for name, array in ARRAYS.items()}),
+    "CSV": lambda: csv(COLUMNS),
+    "parquet": lambda: parquet(group=pa.array(PATIENTS).dictionary_encode(), sample_weight=WEIGHTS),
+    "parquet, by class": lambda: written(COLUMNS.set_column(K + 1, "group", [np.arange(50) // 4])),
+    "arrow": lambda: arrow(COLUMNS.rename_columns({"group": "groups"})),
 }
 
 
 @pytest.mark.parametrize("name", GROUPED)
-def test_groups_are_kept_as_numbers(name: str, tmp_path: Path) -> None:
+def test_groups_are_kept_as_numbers_and_weights_as_they_are(name: str, tmp_path: Path) -> None:
     data = read_bytes(GROUPED[name](), tmp_path)
     groups = data.grouping["groups"]
     assert len(set(zip(groups.tolist(), PATIENTS.tolist(), strict=True))) == len(set(PATIENTS)) == 13
-    np.testing.assert_array_equal(data.arrays()[1], LABELS)
-    np.testing.assert_allclose(data.arrays()[0], LOGITS, rtol=1e-6)
-
-
-WEIGHTS = np.arange(50) / 7
-WEIGHTED: dict[str, Callable[[], bytes]] = {
-    "npz": lambda: npz(logits=LOGITS, labels=LABELS, sample_weight=WEIGHTS),
-    "JSON": lambda: document(logits=LOGITS.tolist(), labels=LABELS.tolist(), sample_weight=WEIGHTS.tolist()),
-    "CSV": lambda: csv(by_class().append_column("sample_weight", pa.array(WEIGHTS))),
-    "parquet": lambda: parquet(sample_weight=pa.array(WEIGHTS)),
-}
-
-
-@pytest.mark.parametrize("name", WEIGHTED)
-def test_weights_are_kept(name: str, tmp_path: Path) -> None:
-    data = read_bytes(WEIGHTED[name](), tmp_path)
     np.testing.assert_allclose(data.grouping["sample_weight"], WEIGHTS, rtol=1e-12)
     np.testing.assert_array_equal(data.arrays()[1], LABELS)
+    np.testing.assert_allclose(data.arrays()[0], LOGITS, rtol=1e-6)
 
 
 def test_probabilities_become_their_logarithms(tmp_path: Path) -> None:
@@ -109,14 +97,9 @@ def test_sums_within_a_hundredth_are_divided_out_with_a_warning(tmp_path: Path) 
     off = PROBABILITIES * np.where(np.arange(50) < 5, 0.992, 1)[:, None]
     data = read_bytes(npz(probabilities=off, labels=LABELS), tmp_path)
     np.testing.assert_allclose(np.exp(data.arrays()[0]).sum(axis=1), 1, atol=1e-5)
+    message = "the probabilities of 5 samples sum to 1 only within rounding; they were divided by their sums"
     assert data.notes == [
-        {
-            "code": "probabilities_scaled",
-            "severity": "warning",
-            "message": "the probabilities of 5 samples sum to 1 only within rounding; they were divided by "
-            "their sums",
-            "rows": 5,
-        }
+        {"code": "probabilities_scaled", "severity": "warning", "message": message, "rows": 5}
     ]
 
 
@@ -124,7 +107,6 @@ def test_many_blocks_of_rows_are_read_like_one(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     wide = rng.normal(size=(700, 2000))
     labels = rng.integers(0, 2000, 700)
-    data = read_bytes(
-        npz(logits=wide, labels=labels), tmp_path, 20_000_000, [str(label) for label in range(2000)]
-    )
+    names = list(map(str, range(2000)))
+    data = read_bytes(npz(logits=wide, labels=labels), tmp_path, 20_000_000, names)
     np.testing.assert_array_equal(data.arrays()[0], wide)

@@ -120,14 +120,17 @@ async def test_a_fit_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Pat
         await until(jobs, running, fitting)
         cancelled = await jobs.cancel(waiting)
         assert (cancelled.state, cancelled.error) == (FitState.CANCELLED, "Cancelled on request.")
-        assert (await jobs.get(running)).state is FitState.RUNNING
+        assert (await jobs.wait(running, 0.05)).state is FitState.RUNNING
+        waiters = [asyncio.create_task(jobs.wait(running, 240)) for _ in range(5)]
         assert (await jobs.cancel(running)).state is FitState.CANCELLED
         assert (await jobs.cancel(running)).state is FitState.CANCELLED
+        assert {record.state for record in await asyncio.gather(*waiters)} == {FitState.CANCELLED}
         assert (await until(jobs, last, ended)).state is FitState.SUCCEEDED
         with raises_problem(FitAlreadyOver, match=f"Fit {last} is over: it has succeeded"):
             await jobs.cancel(last)
-        with raises_problem(FitNotFound):
-            await jobs.cancel("nonesuch")
+        for call in (jobs.cancel("nonesuch"), jobs.wait("nonesuch", 1)):
+            with raises_problem(FitNotFound):
+                await call
         assert [record.version for record in opened.registry.list()] == [1, 0]
         assert b'boxcal_fits_total{state="cancelled"} 2.0' in generate_latest(telemetry.registry)
 
@@ -171,18 +174,6 @@ async def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> No
             record = await opened.jobs.get(fit_id)
             assert record.state is FitState.INTERRUPTED
             assert "upload the validation set again" in (record.error or "")
-
-
-async def test_waiting_ends_with_the_fit_or_with_the_time(tmp_path: Path) -> None:
-    async with refits_alone(tmp_path) as (opened, _):
-        fit_id = await submit(opened.jobs, SLOW, "ts+pb")
-        assert not (await opened.jobs.wait(fit_id, 0.05)).state.is_final
-        waiters = [asyncio.create_task(opened.jobs.wait(fit_id, 240)) for _ in range(5)]
-        await until(opened.jobs, fit_id, fitting)
-        await opened.jobs.cancel(fit_id)
-        assert {record.state for record in await asyncio.gather(*waiters)} == {FitState.CANCELLED}
-        with raises_problem(FitNotFound):
-            await opened.jobs.wait("nonesuch", 1)
 
 
 HOLD = (

@@ -32,14 +32,46 @@ def parquet_of(columns: dict[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def test_csv(tmp_path: Path) -> None:
-    body = b"\xef\xbb\xbfid,label,propensity,source\na,dog,0.5,\n\na,1,,me\na,7,,\n\na,1,x,\n"
-    assert converted(tmp_path, body) == [
-        {"id": "a", "label": "dog", "propensity": 0.5},
-        {"id": "a", "label": "1", "source": "me"},
-        {"id": "a", "label": "7"},
-        {"id": "a", "label": "1", "propensity": "x"},
-    ]
+NAMES = pa.array(["dog", "cat"]).dictionary_encode()
+NAN, INF = float("nan"), float("inf")
+TABLES: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
+    "CSV": (
+        b"\xef\xbb\xbfid,label,propensity,source\na,dog,0.5,\n\na,1,,me\na,7,,\n\na,1,x,\n",
+        [
+            {"id": "a", "label": "dog", "propensity": 0.5},
+            {"id": "a", "label": "1", "source": "me"},
+            {"id": "a", "label": "7"},
+            {"id": "a", "label": "1", "propensity": "x"},
+        ],
+    ),
+    "CSV of logits": (
+        b'key,logits,label\nx,"[1.5, 2, 3]",cat\ny,nothing,0\n',
+        [
+            {"key": "x", "logits": [1.5, 2, 3], "label": "cat"},
+            {"key": "y", "logits": "nothing", "label": "0"},
+        ],
+    ),
+    "names": (
+        parquet_of({"id": ["a", "b"], "label": NAMES, "propensity": [0.5, None]}),
+        [{"id": "a", "label": "dog", "propensity": 0.5}, {"id": "b", "label": "cat"}],
+    ),
+    "logits": (
+        parquet_of({"key": ["x"], "label": [2], "logits": [[1.5, -2.0, 3.0]]}),
+        [{"key": "x", "label": 2, "logits": [1.5, -2.0, 3.0]}],
+    ),
+    "not finite": (
+        parquet_of({"key": ["x"], "label": [2], "propensity": [NAN], "logits": [[1.5, -INF, NAN]]}),
+        [{"key": "x", "label": 2, "propensity": None, "logits": [1.5, None, None]}],
+    ),
+}
+for cell in ("[NaN]", "[1e400, Infinity]", "[" * 5000, "[" + "1" * 5000 + "]"):
+    table = f'key,logits,label\nx,"{cell}",0\n'.encode()
+    TABLES[f"no JSON: {cell[:9]}"] = (table, [{"key": "x", "logits": cell, "label": "0"}])
+
+
+@pytest.mark.parametrize(("body", "items"), TABLES.values(), ids=TABLES)
+def test_tables_become_items(tmp_path: Path, body: bytes, items: list[dict[str, Any]]) -> None:
+    assert converted(tmp_path, body) == items
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(0, 1), (1638, 1), (1639, 1), (1640, 2), (4917, 3), (4918, 4)])
@@ -49,22 +81,6 @@ def test_lines_end_with_the_item_that_makes_them_64_kib(tmp_path: Path, rows: in
     written = (tmp_path / ITEMS_FILE).read_bytes().splitlines()
     assert len(written) == lines
     assert max(map(len, written)) <= 65_560 + 1640 + 1
-
-
-def test_csv_of_logits(tmp_path: Path) -> None:
-    body = b'key,logits,label\nx,"[1.5, 2, 3]",cat\ny,nothing,0\n'
-    assert converted(tmp_path, body) == [
-        {"key": "x", "logits": [1.5, 2, 3], "label": "cat"},
-        {"key": "y", "logits": "nothing", "label": "0"},
-    ]
-
-
-def test_parquet(tmp_path: Path) -> None:
-    names = pa.array(["dog", "cat"]).dictionary_encode()
-    found = converted(tmp_path, parquet_of({"id": ["a", "b"], "label": names, "propensity": [0.5, None]}))
-    assert found == [{"id": "a", "label": "dog", "propensity": 0.5}, {"id": "b", "label": "cat"}]
-    found = converted(tmp_path, parquet_of({"key": ["x"], "label": [2], "logits": [[1.5, -2.0, 3.0]]}))
-    assert found == [{"key": "x", "label": 2, "logits": [1.5, -2.0, 3.0]}]
 
 
 @pytest.mark.parametrize(
@@ -91,19 +107,6 @@ def test_parquet(tmp_path: Path) -> None:
 def test_what_is_no_table_of_labels_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
     with pytest.raises(BoxcalError, match=says):
         converted(tmp_path, body)
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
-    nan, inf = float("nan"), float("inf")
-    table = {"key": ["x"], "label": [2], "propensity": [nan], "logits": [[1.5, -inf, nan]]}
-    expected = {"key": "x", "label": 2, "propensity": None, "logits": [1.5, None, None]}
-    assert converted(tmp_path, parquet_of(table)) == [expected]
-
-
-@pytest.mark.parametrize("cell", ["[NaN]", "[1e400, Infinity]", "[" * 5000, "[" + "1" * 5000 + "]"])
-def test_cells_that_are_no_json_stay_texts(tmp_path: Path, cell: str) -> None:
-    body = f'key,logits,label\nx,"{cell}",0\n'.encode()
-    assert converted(tmp_path, body) == [{"key": "x", "logits": cell, "label": "0"}]
 
 
 LONGEST = 2**19
@@ -145,7 +148,7 @@ def test_the_longest_cells_fit_in_the_memory_of_a_worker(tmp_path: Path, row: by
     (tmp_path / BODY_FILE).write_bytes(b"key,label,logits\n" + row * 30)
 
     async def read() -> int:
-        worker = Worker(60)
+        worker = Worker(240)
         try:
             task = TableTask(tmp_path, 50_000, 2**27, 2**22, (256 + 64) * 2**20)
             return (await worker.run(task, Tabled)).rows

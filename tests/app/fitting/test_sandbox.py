@@ -13,19 +13,14 @@ import pytest
 from boxcal.app.fitting.messages import BODY_FILE, Tabled, TableTask
 from boxcal.app.fitting.server.worker_process import TaskRefused, Worker
 from tests.app.fitting import hostile_worker
+from tests.app.fitting.conftest import entered
 
 HOSTILE = hostile_worker.__name__
 ATTEMPTS = {
     "a file of the system": ("read", "/etc/shadow", "[Errno 13] Permission denied: '/etc/shadow'"),
-    "the registry": (
-        "read",
-        "{data}/boxcal.sqlite3",
-        "[Errno 13] Permission denied: '{data}/boxcal.sqlite3'",
-    ),
+    "registry": ("read", "{data}/boxcal.sqlite3", "[Errno 13] Permission denied: '{data}/boxcal.sqlite3'"),
     "the environment of the service": (
-        "read",
-        "/proc/PARENT/environ",
-        "[Errno 13] Permission denied: '/proc/",
+        "read", "/proc/PARENT/environ", "[Errno 13] Permission denied: '/proc/",
     ),
     "a connection": ("connect", "{port}", "[Errno 1] Operation not permitted"),
     "1,000 processes": ("fork", "1000", "[Errno 1] 1000 forks refused"),
@@ -33,25 +28,7 @@ ATTEMPTS = {
     "a signal to the service": ("signal", "23", "[Errno 1] Operation not permitted"),
     "a file in the data folder": ("write", "{data}/new", "[Errno 13] Permission denied: '{data}/new'"),
     "a file in the package": ("write", "{code}", "[Errno 13] Permission denied: '{code}'"),
-}
-PROGRAM = """
-import sys
-from pathlib import Path
-from boxcal.app.fitting.sandbox import enter_sandbox
-print(*enter_sandbox(Path(sys.argv[1])), sep="; ")
-print(*enter_sandbox(Path(sys.argv[1])), sep="; ")
-"""
-
-
-def entered(folder: Path) -> list[str]:
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> None:
-    if missing := entered(tmp_path_factory.mktemp("folder"))[0]:
-        pytest.skip(missing)
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -78,7 +55,7 @@ def ask(folder: Path, *bodies: str) -> list[str]:
     return asyncio.run(run())
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("whole_sandbox")
 @pytest.mark.parametrize("case", ATTEMPTS.values(), ids=ATTEMPTS)
 def test_a_reader_of_uploads_is_refused_and_that_is_logged(
     places: dict[str, object],
@@ -113,7 +90,7 @@ def test_without_the_sandbox_the_attempts_succeed(
     assert done.returncode == 0, (error, done.stderr)
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("whole_sandbox")
 def test_how_uploads_are_read_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -127,19 +104,16 @@ def test_how_uploads_are_read_is_logged_once(
     ]
 
 
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("whole_sandbox")
 def test_what_a_host_forbids_is_named_and_the_rest_is_on(tmp_path: Path) -> None:
     """The second time, in one process, the first sandbox forbids what containers often forbid."""
     assert entered(tmp_path) == ["", "namespaces of users and networks: Operation not permitted"]
 
 
 def test_what_is_missing_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(60.0)
+    worker, missing = Worker(60.0), "Landlock: Function not implemented"
     for _ in range(2):
-        worker._log(["Landlock: Function not implemented"])
-    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        (
-            "WARNING",
-            "This host allows only a part of the sandbox of uploads: Landlock: Function not implemented",
-        )
-    ]
+        worker._log([missing])
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == f"This host allows only a part of the sandbox of uploads: {missing}"
