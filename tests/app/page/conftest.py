@@ -1,9 +1,7 @@
-"""A real Chromium on the page of a real service; a foreign request, an error or a violation fails the
-test."""
+"""A real Chromium on the page of a real service; what it should not ask for or complain of fails a test."""
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +95,16 @@ def watched_page(browser: Browser, problems: Problems, **options: Any) -> Iterat
         context.close()
 
 
+@contextmanager
+def checked_page(browser: Browser, url: str, expected: str = "", **options: Any) -> Iterator[Page]:
+    """As `watched_page`, and the fixture `problems` at its end."""
+    problems = Problems(url)
+    problems.expected = expected
+    with watched_page(browser, problems, **options) as page:
+        yield page
+    assert problems.found == []
+
+
 @pytest.fixture(scope="session")
 def versions(page_url: str, small_file: Path) -> tuple[int, int]:
     with BoxcalClient(page_url, timeout=240.0) as client:
@@ -110,10 +118,8 @@ def versions(page_url: str, small_file: Path) -> tuple[int, int]:
 @pytest.fixture(scope="session")
 def validation_file(tmp_path_factory: pytest.TempPathFactory, digits: Digits) -> Path:
     logits = np.asarray(load_backbone("digits", device="cpu")(digits.levels))
-    content = io.BytesIO()
-    np.savez(content, logits=logits, labels=digits.labels)
     path = tmp_path_factory.mktemp("validation") / "validation.npz"
-    path.write_bytes(content.getvalue())
+    np.savez(path, logits=logits, labels=digits.labels)
     return path
 
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.app.access.conftest import Guarded, guarded
 from tests.app.answering import Quiet, answering
-from tests.app.page.conftest import Problems, watched_page
+from tests.app.page.conftest import checked_page
 
 __all__ = ["guarded"]
 
@@ -35,12 +35,8 @@ HOSTILE = """async ([url, id]) => {
 
 @pytest.fixture
 def signed_out(browser: Browser, guarded: Guarded) -> Iterator[Page]:
-    """Open an empty page for the service that requires keys; only refusals are expected errors."""
-    problems = Problems(guarded.url)
-    problems.expected = "status of 40"
-    with watched_page(browser, problems) as page:
+    with checked_page(browser, guarded.url, "status of 40") as page:  # refusals
         yield page
-    assert problems.found == []
 
 
 def sign_in(page: Page, key: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.app.page.conftest import Problems, watched_page
-from tests.app.page.test_browser import open_try
+from tests.app.page.conftest import Problems, checked_page
+from tests.app.page.test_browser import open_try, write_bounds
 from tests.app.running import running
 
 HOSTILE = (
@@ -30,14 +30,6 @@ PREDICTIONS = re.compile("/predict|/calibrate")
 def write_logits(page: Page, text: str) -> None:
     page.get_by_text("Logits", exact=True).click()
     page.get_by_label("Logits", exact=True).last.fill(text)
-
-
-def write_bounds(page: Page, text: str) -> None:
-    area = page.get_by_label("Bounds as JSON")
-    if not area.is_visible():
-        page.get_by_text("Exact bounds as JSON").click()
-    area.fill(text)
-    area.blur()
 
 
 class Held:
@@ -246,12 +238,9 @@ def labels_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def hostile(browser: Browser, labels_url: str) -> Iterator[Page]:
-    problems = Problems(labels_url)
-    problems.expected = "status of 422"
-    with watched_page(browser, problems) as page:
+    with checked_page(browser, labels_url, "status of 422") as page:
         page.goto(f"{labels_url}/ui/")
         yield page
-    assert problems.found == []
 
 
 def test_wrong_logits_are_explained_before_the_first_answer(hostile: Page) -> None:

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.page.conftest import Problems, watched_page
+from tests.app.page.conftest import checked_page
 from tests.app.running import running
 from tests.models.files import COLOUR_SPEC, declare, write_onnx
 from tests.models.test_onnx_exports import of_columns, of_text
@@ -53,15 +53,13 @@ def visit(browser: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> I
     path = tmp_path / "own.onnx"
     if make is not None:
         make(path)
-    with running(
-        tmp_path / "data", model="logits:5" if make is None else f"onnx:{path}", device="cpu"
-    ) as service:
-        problems = Problems(service.url)
-        problems.expected = "status of 422"
-        with watched_page(browser, problems) as page:
-            page.goto(f"{service.url}/ui/")
-            yield page, request.param
-        assert problems.found == []
+    model = "logits:5" if make is None else f"onnx:{path}"
+    with (
+        running(tmp_path / "data", model=model, device="cpu") as service,
+        checked_page(browser, service.url, "status of 422") as page,
+    ):
+        page.goto(f"{service.url}/ui/")
+        yield page, request.param
 
 
 def test_an_own_model_answers_an_example_of_its_kind(visit: tuple[Page, str]) -> None:
