@@ -165,17 +165,6 @@ async def test_the_queue_is_bounded_counts_arriving_uploads_and_says_when_to_com
         assert (await until(jobs, again, ended)).state is FitState.SUCCEEDED
 
 
-async def test_closing_interrupts_what_runs_and_what_waits(tmp_path: Path) -> None:
-    async with refits_alone(tmp_path) as (opened, _):
-        ids = [await submit(opened.jobs, SLOW, "ts+pb"), await submit(opened.jobs, QUICK)]
-        await until(opened.jobs, ids[0], fitting)
-    async with refits_alone(tmp_path) as (opened, _):
-        for fit_id in ids:
-            record = await opened.jobs.get(fit_id)
-            assert record.state is FitState.INTERRUPTED
-            assert "upload the validation set again" in (record.error or "")
-
-
 HOLD = (
     "import sys, time; from pathlib import Path; from boxcal.app.fitting.server.workspace import Workspace; "
     "w = Workspace(Path(sys.argv[1])); (w.new_folder('upload') / 'logits.npy').write_bytes(b'x'); "

@@ -76,132 +76,79 @@ def version_3() -> bytes:
     return archive(logits=b"\x93NUMPY\x03\x00" + npy(LOGITS)[8:], labels=npy(LABELS))
 
 
-ARRAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    "pickled array": (
-        r"`logits` holds pickled Python objects \(dtype object\)",
-        {"logits": np.array([[Bomb()] * K] * 50, dtype=object)},
-    ),
-    "missing labels": (r"needs `labels` and either .* it holds `logits`\.", {"labels": None}),
-    "missing logits": (r"it holds `labels`, `scores`\.", {"logits": None, "scores": LOGITS}),
-    "no arrays": ("it holds no arrays", {"logits": None, "labels": None}),
-    "both kinds": ("both `logits` and `probabilities`", {"probabilities": PROBABILITIES}),
-    "other K": (
-        "`logits` has 3 columns; the backbone served here has 10 classes",
-        {"logits": LOGITS[:, :3]},
-    ),
-    "one dimension": (r"`logits` must have the shape \(N, 10\), got \(500,\)", {"logits": LOGITS.ravel()}),
-    "labels of three dimensions": (
-        r"`labels` must have the shape \(N,\), got \(50, 1, 1\)",
-        {"labels": LABELS[:, None, None]},
-    ),
-    "unknown array": (
-        r"has a member 'featurs'; did you mean 'features'\? It may have `logits`, ",
-        {"featurs": LOGITS},
-    ),
-    "one group": (
-        "All samples belong to the group 'a'; a fit is judged on groups that it has not seen",
-        {"groups": np.array(["a"] * 50)},
-    ),
-    "groups of another length": (
-        r"`groups` must have the shape \(50,\), got \(3,\)",
-        {"groups": np.arange(3)},
-    ),
-    "weights": (
-        r"sample_weight\[7\] is -1.0; weights are finite and not negative",
-        {"sample_weight": changed(np.ones(50), 7, -1.0)},
-    ),
-    "weights that are all 0": (
-        "`sample_weight` is above 0 for 0 samples",
-        {"sample_weight": 0 * LABELS},
-    ),
-    "unknown name": (
-        r"labels\[7\] is 'nine', which is no class of the model",
-        {"labels": changed(LABELS.astype("U4"), 7, "nine")},
-    ),
-    "other N": ("`logits` has 50 rows but `labels` has 49 values", {"labels": LABELS[1:]}),
-    "one sample": ("has 1 sample; .*at least 20", {"logits": LOGITS[:1], "labels": LABELS[:1]}),
-    "fractional labels": (r"labels\[0\] is .*\.5; class indices are integers", {"labels": LABELS + 0.5}),
-    "complex logits": (
-        "`logits` must hold real numbers, got the dtype complex64",
-        {"logits": LOGITS.astype(np.complex64)},
-    ),
-    "label too large": (
-        r"labels\[7\] is 10; class indices go from 0 to 9\.",
-        {"labels": changed(LABELS, 7, 10)},
-    ),
-    "labels negative": (
-        r"labels\[2\] is -1; .* \(1 more label out of range\)",
-        {"labels": changed(LABELS, [2, 9], -1)},
-    ),
-    "NaN": (r"logits\[3, 1\] is nan", {"logits": changed(LOGITS, (3, 1), np.nan)}),
-    "logits as probabilities": (
-        "a probability lies between 0 and 1. Send scores of another kind as `logits`",
-        {"logits": None, "probabilities": LOGITS},
-    ),
-    "sums": (
-        r"probabilities\[5\] sums to 0\.[0-9]+; the probabilities of a sample sum to 1",
-        {"logits": None, "probabilities": changed(PROBABILITIES, 5, PROBABILITIES[5] / 2)},
-    ),
+ARRAYS: dict[str, dict[str, Any]] = {
+    r"`logits` holds pickled Python objects \(dtype object\)": {
+        "logits": np.array([[Bomb()] * K] * 50, dtype=object)
+    },
+    r"needs `labels` and either .* it holds `logits`\.": {"labels": None},
+    r"it holds `labels`, `scores`\.": {"logits": None, "scores": LOGITS},
+    "it holds no arrays": {"logits": None, "labels": None},
+    "both `logits` and `probabilities`": {"probabilities": PROBABILITIES},
+    "`logits` has 3 columns; the backbone served here has 10 classes": {"logits": LOGITS[:, :3]},
+    r"`logits` must have the shape \(N, 10\), got \(500,\)": {"logits": LOGITS.ravel()},
+    r"`labels` must have the shape \(N,\), got \(50, 1, 1\)": {"labels": LABELS[:, None, None]},
+    r"has a member 'featurs'; did you mean 'features'\? It may have `logits`, ": {"featurs": LOGITS},
+    "All samples belong to the group 'a'; a fit is judged on groups that it has not seen": {
+        "groups": np.array(["a"] * 50)
+    },
+    r"`groups` must have the shape \(50,\), got \(3,\)": {"groups": np.arange(3)},
+    r"sample_weight\[7\] is -1.0; weights are finite and not negative": {
+        "sample_weight": changed(np.ones(50), 7, -1.0)
+    },
+    "`sample_weight` is above 0 for 0 samples": {"sample_weight": 0 * LABELS},
+    r"labels\[7\] is 'nine', which is no class of the model": {
+        "labels": changed(LABELS.astype("U4"), 7, "nine")
+    },
+    "`logits` has 50 rows but `labels` has 49 values": {"labels": LABELS[1:]},
+    "has 1 sample; .*at least 20": {"logits": LOGITS[:1], "labels": LABELS[:1]},
+    r"labels\[0\] is .*\.5; class indices are integers": {"labels": LABELS + 0.5},
+    "`logits` must hold real numbers, got the dtype complex64": {"logits": LOGITS.astype(np.complex64)},
+    r"labels\[7\] is 10; class indices go from 0 to 9\.": {"labels": changed(LABELS, 7, 10)},
+    r"labels\[2\] is -1; .* \(1 more label out of range\)": {"labels": changed(LABELS, [2, 9], -1)},
+    r"logits\[3, 1\] is nan": {"logits": changed(LOGITS, (3, 1), np.nan)},
+    "a probability lies between 0 and 1. Send scores of another kind as `logits`": {
+        "logits": None,
+        "probabilities": LOGITS,
+    },
+    r"probabilities\[5\] sums to 0\.[0-9]+; the probabilities of a sample sum to 1": {
+        "logits": None,
+        "probabilities": changed(PROBABILITIES, 5, PROBABILITIES[5] / 2),
+    },
 }
-DOCUMENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "groups of several kinds": (
-        "`groups` must be a list of integers or of texts",
-        LISTS | {"groups": [1, "a"]},
-    ),
-    "JSON, unknown member": (
-        "member 'label'; did you mean 'labels'",
-        {"logits": LISTS["logits"], "label": LISTS["labels"]},
-    ),
-    "JSON, no list": ("`logits` of the document must be a list", {"logits": 7, "labels": [1]}),
-    "JSON, ragged": (r"logits\[49\] has 2 numbers", LISTS | {"logits": [*LISTS["logits"][:-1], [1, 2]]}),
+DOCUMENTS: dict[str, dict[str, Any]] = {
+    "`groups` must be a list of integers or of texts": LISTS | {"groups": [1, "a"]},
+    "member 'label'; did you mean 'labels'": {"logits": LISTS["logits"], "label": LISTS["labels"]},
+    "`logits` of the document must be a list": {"logits": 7, "labels": [1]},
+    r"logits\[49\] has 2 numbers": LISTS | {"logits": [*LISTS["logits"][:-1], [1, 2]]},
 }
-COLUMNS: dict[str, tuple[str, dict[str, Any]]] = {
-    "a group that is missing": (r"group\[3\] is missing", {"group": pa.array([0, 1, 2, None, *range(46)])}),
-    "parquet without label": ("one column `label`; it has the columns `logits`", {"label": False}),
-    "parquet of numbers": (
-        "`logits` must hold lists of floats, got float",
-        {"logits": pa.array(LOGITS[:, 0])},
-    ),
-    "parquet of words": ("must hold lists of floats, got list<", {"logits": pa.array([["a"] * K] * 50)}),
-    "parquet, ragged": (
-        r"logits\[1\] is a list of 3",
-        {"logits": pa.array([LOGITS[0], LOGITS[1][:3], *LOGITS[2:]])},
-    ),
-    "parquet, missing row": (
-        r"logits\[2\] is missing",
-        {"logits": pa.array([*LOGITS[:2], None, *LOGITS[3:]])},
-    ),
-    "parquet, missing number": (
-        r"logits\[0, 1\] is missing",
-        {"logits": pa.array([[1.0, None, *[0.0] * 8]] + [[0.0] * K] * 49)},
-    ),
-    "parquet, missing label": (
-        r"label\[3\] is missing",
-        {"label": pa.array([0, 1, 2, None] + [0] * 46)},
-    ),
+COLUMNS: dict[str, dict[str, Any]] = {
+    r"group\[3\] is missing": {"group": pa.array([0, 1, 2, None, *range(46)])},
+    "one column `label`; it has the columns `logits`": {"label": False},
+    "`logits` must hold lists of floats, got float": {"logits": pa.array(LOGITS[:, 0])},
+    "must hold lists of floats, got list<": {"logits": pa.array([["a"] * K] * 50)},
+    r"logits\[1\] is a list of 3": {"logits": pa.array([LOGITS[0], LOGITS[1][:3], *LOGITS[2:]])},
+    r"logits\[2\] is missing": {"logits": pa.array([*LOGITS[:2], None, *LOGITS[3:]])},
+    r"logits\[0, 1\] is missing": {"logits": pa.array([[1.0, None, *[0.0] * 8]] + [[0.0] * K] * 49)},
+    r"label\[3\] is missing": {"label": pa.array([0, 1, 2, None] + [0] * 46)},
 }
 CSV = csv(by_class())
-TABLES: dict[str, tuple[str, bytes]] = {
-    "CSV, class missing": ("'3' is missing", csv(by_class().drop_columns(["3"]))),
-    "CSV, words": ("no readable .csv: .*invalid value 'x'", CSV + b",".join([b"x"] * 11) + b"\n"),
-    "CSV, missing group": (
-        r"group\[3\] is missing",
-        csv(by_class().append_column("group", pa.array([*"abc", "", *46 * "d"]))),
-    ),
-    "CSV, missing number": (r"0\[50\] is missing", CSV + b",1,1,1,1,1,1,1,1,1,1\n"),
-    "CSV, short row": ("no readable .csv: .*Expected 11 columns", CSV + b"1,2\n"),
-    "CSV, repeated column": ("more than one column '1'", CSV.replace(b'"2"', b'"1"', 1)),
-    "CSV, no rows": ("has no rows", b"label," + b",".join(b"%d" % n for n in range(10)) + b"\n"),
-    "CSV, weights": (
-        "`weight` is not read; send the weights of samples as `sample_weight`",
-        csv(by_class().append_column("weight", pa.array(LABELS))),
+TABLES: dict[str, bytes] = {
+    "'3' is missing": csv(by_class().drop_columns(["3"])),
+    "no readable .csv: .*invalid value 'x'": CSV + b",".join([b"x"] * 11) + b"\n",
+    r"group\[3\] is missing": csv(by_class().append_column("group", pa.array([*"abc", "", *46 * "d"]))),
+    r"0\[50\] is missing": CSV + b",1,1,1,1,1,1,1,1,1,1\n",
+    "no readable .csv: .*Expected 11 columns": CSV + b"1,2\n",
+    "more than one column '1'": CSV.replace(b'"2"', b'"1"', 1),
+    "has no rows": b"label," + b",".join(b"%d" % n for n in range(10)) + b"\n",
+    "`weight` is not read; send the weights of samples as `sample_weight`": csv(
+        by_class().append_column("weight", pa.array(LABELS))
     ),
 }
 BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
-    **{name: (422, says, partial(arrays, **changes)) for name, (says, changes) in ARRAYS.items()},
-    **{name: (422, says, partial(document, **members)) for name, (says, members) in DOCUMENTS.items()},
-    **{name: (422, says, partial(parquet, **columns)) for name, (says, columns) in COLUMNS.items()},
-    **{name: (422, says, partial(bytes, table)) for name, (says, table) in TABLES.items()},
+    **{f"arrays: {says}": (422, says, partial(arrays, **changes)) for says, changes in ARRAYS.items()},
+    **{f"JSON: {says}": (422, says, partial(document, **members)) for says, members in DOCUMENTS.items()},
+    **{f"parquet: {says}": (422, says, partial(parquet, **columns)) for says, columns in COLUMNS.items()},
+    **{f"CSV: {says}": (422, says, partial(bytes, table)) for says, table in TABLES.items()},
     "empty": (415, "it is empty", lambda: b""),
     "text": (415, r"it begins with b'hell'", lambda: b"hello, world"),
     "a bare .npy": (415, r"neither .npz nor .parquet", lambda: npy(LOGITS)),

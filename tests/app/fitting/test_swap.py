@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -28,16 +29,13 @@ def wait_for_more(loads: list[Load]) -> None:
 
 @pytest.mark.parametrize("swaps", [6, pytest.param(30, marks=pytest.mark.long)])
 def test_swaps_under_load(service: Service, swaps: int) -> None:
-    versions: list[int] = []
-    for method in ("ts", "pb"):
-        data = validation_npz(300, seed=len(versions))
-        versions.append(service.fit(data, method=method, activate="never").json()["calibrator"])
-    known = {0: Calibrator.uncalibrated(10)} | {
-        version: Calibrator.from_bytes(service.client.get(f"/calibrators/{version}/artifact").content)
-        for version in versions
-    }
-    options = {"probabilities": True, "logits": True}
-    body = {"logits": LOGITS.tolist(), "options": options}
+    known = {0: Calibrator.uncalibrated(10)}
+    for seed, method in enumerate(("ts", "pb")):
+        data = validation_npz(300, seed=seed)
+        version = service.fit(data, method=method, activate="never").json()["calibrator"]
+        artifact = service.client.get(f"/calibrators/{version}/artifact").content
+        known[version] = Calibrator.from_bytes(artifact)
+    body = {"logits": LOGITS.tolist(), "options": {"probabilities": True, "logits": True}}
     loads = [Load(service.url, "/calibrate", pause=0.0, json=body) for _ in range(CLIENTS)]
     image = load_digits_split().test.png(0)
     loads[0] = Load(service.url, "/predict?probabilities=true&logits=true", 0.0, content=image, headers=PNG)
@@ -73,6 +71,5 @@ def test_swaps_under_load(service: Service, swaps: int) -> None:
         np.testing.assert_allclose([row["probabilities"] for row in rows], expected, atol=1e-9)
     # The versions answer differently enough for a mixture to be seen.
     shown = [calibrator(torch.from_numpy(LOGITS)).numpy() for calibrator in known.values()]
-    for first in range(len(shown)):
-        for second in range(first):
-            assert np.abs(shown[first] - shown[second]).max() > 1e-6
+    for one, other in combinations(shown, 2):
+        assert np.abs(one - other).max() > 1e-6

@@ -24,6 +24,7 @@ from tests.app.fitting.validation_data import npz
 from tests.app.tables.sets import TABLES, Given, arrays_of, frame, given, read
 
 NAMES = ("ape", "bee", "cat", "dog")
+ONE = given(NAMES)
 FORMATS = (*TABLES, "npz", "json")
 
 
@@ -49,9 +50,8 @@ def assert_same(data: Any, one: Given) -> None:
 def test_columns_are_matched_with_the_classes_by_name(
     form: str, order: tuple[int, ...], tmp_path: Path
 ) -> None:
-    one = given(NAMES)
-    data = read(written(form, in_order(one, order)), tmp_path, NAMES)
-    assert_same(data, one)
+    data = read(written(form, in_order(ONE, order)), tmp_path, NAMES)
+    assert_same(data, ONE)
     assert data.classes == list(NAMES)
     assert data.columns is not None
     assert data.columns.startswith("matched with the classes by name")
@@ -64,9 +64,8 @@ def test_other_classes_are_named(form: str, tmp_path: Path) -> None:
 
 
 def test_arrays_without_names_are_read_by_position_and_say_so(tmp_path: Path) -> None:
-    one = given(NAMES)
-    data = read(npz(logits=one.scores, labels=one.labels), tmp_path, NAMES)
-    assert_same(data, one)
+    data = read(npz(logits=ONE.scores, labels=ONE.labels), tmp_path, NAMES)
+    assert_same(data, ONE)
     assert data.columns == "in the order of the classes: the file does not name them"
 
 
@@ -75,28 +74,25 @@ def test_arrays_without_names_are_read_by_position_and_say_so(tmp_path: Path) ->
 )
 @pytest.mark.parametrize("known", [None, NAMES])
 def test_names_may_have_a_common_start_and_end(start: str, end: str, known: Any, tmp_path: Path) -> None:
-    one = given(NAMES)
-    table = frame(one).rename(columns={name: f"{start}{name}{end}" for name in NAMES})
-    assert_same(read(table.to_csv(index=False).encode(), tmp_path, known), one)
+    table = frame(ONE).rename(columns={name: f"{start}{name}{end}" for name in NAMES})
+    assert_same(read(table.to_csv(index=False).encode(), tmp_path, known), ONE)
 
 
 @pytest.mark.parametrize("form", TABLES)
 @pytest.mark.parametrize("name", ["id", "fold", "pred", "Unnamed"])
 def test_another_column_of_numbers_is_refused_by_name(form: str, name: str, tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = written(form, one, **{name: np.arange(len(one.labels))})
+    body = written(form, ONE, **{name: np.arange(len(ONE.labels))})
     for known in (None, NAMES):
         with pytest.raises(InvalidUpload, match=f"'{name}'.*ignore={name}"):
             read(body, tmp_path / str(known), known)
         data = read(body, tmp_path / str(known), known, Declared(ignore=(name,)))
-        assert_same(data, one)
+        assert_same(data, ONE)
 
 
 def test_columns_of_text_and_of_rows_are_left_out_with_a_remark(tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = frame(one, path=[f"{n}.png" for n in range(len(one.labels))]).to_csv().encode()
+    body = frame(ONE, path=[f"{n}.png" for n in range(len(ONE.labels))]).to_csv().encode()
     data = read(body, tmp_path)
-    assert_same(data, one)
+    assert_same(data, ONE)
     (note,) = data.notes
     assert note["message"] == "columns that are no class were left out: ``, `path`"
 
@@ -173,27 +169,26 @@ def test_boolean_labels_are_names_where_classes_are_named_so(
 
 
 def test_decimals_are_numbers(tmp_path: Path) -> None:
-    one = given(NAMES)
     table = pa.table(
-        {name: pa.array(one.scores[:, k].round(4)).cast(pa.decimal128(10, 4)) for k, name in enumerate(NAMES)}
-    ).append_column("label", pa.array(one.named_labels()))
+        {name: pa.array(ONE.scores[:, k].round(4)).cast(pa.decimal128(10, 4)) for k, name in enumerate(NAMES)}
+    ).append_column("label", pa.array(ONE.named_labels()))
     out = io.BytesIO()
     pq.write_table(table, out)
     logits, _ = read(out.getvalue(), tmp_path).arrays()
-    np.testing.assert_allclose(logits, one.scores.round(4))
+    np.testing.assert_allclose(logits, ONE.scores.round(4))
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", ';"'])
 def test_a_decimal_comma_is_read_where_commas_delimit_nothing(delimiter: str, tmp_path: Path) -> None:
     """As spreadsheets write them in many countries."""
-    one, quote = given(NAMES), delimiter[1:]
+    quote = delimiter[1:]
     rows = [
         [*(f"{quote}{score:.4f}{quote}".replace(".", ",") for score in row), name]
-        for row, name in zip(one.scores, one.named_labels(), strict=True)
+        for row, name in zip(ONE.scores, ONE.named_labels(), strict=True)
     ]
     table = "\n".join(delimiter[0].join(row) for row in [[*NAMES, "label"], *rows])
     logits, _ = read(table.encode(), tmp_path).arrays()
-    np.testing.assert_allclose(logits, one.scores.round(4))
+    np.testing.assert_allclose(logits, ONE.scores.round(4))
 
 
 @pytest.mark.parametrize("classes", [None, ("no", "yes")])
@@ -215,7 +210,6 @@ def test_a_class_whose_cells_are_no_numbers_is_not_left_out(
                 read(table.encode(), tmp_path, classes)
 
 
-ONE = given(NAMES)
 SETTLED: dict[str, tuple[bytes, Any, str, Declared]] = {
     "columns": (
         TABLES["csv"](frame(ONE, ONE.labels)), None,
@@ -292,15 +286,14 @@ def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_several_labels_at_once_are_named(tmp_path: Path) -> None:
-    one = given(NAMES)
-    hot = np.eye(4)[one.labels]
+    hot = np.eye(4)[ONE.labels]
     with pytest.raises(InvalidUpload, match=r"one-hot.*argmax"):
-        read(npz(logits=one.scores, labels=hot), tmp_path)
+        read(npz(logits=ONE.scores, labels=hot), tmp_path)
     hot[:5, 0], hot[10] = 1, 0
     several = int((hot.sum(axis=1) > 1).sum())
     for body in (
-        npz(logits=one.scores, labels=hot.astype(int)),
-        pd.Series({"logits": one.scores, "labels": hot.astype(int)}).to_json(double_precision=15).encode(),
+        npz(logits=ONE.scores, labels=hot.astype(int)),
+        pd.Series({"logits": ONE.scores, "labels": hot.astype(int)}).to_json(double_precision=15).encode(),
     ):
         with pytest.raises(InvalidUpload, match=f"several labels at once: {several} rows .*, 1 have none"):
             read(body, tmp_path)
@@ -313,8 +306,7 @@ def zipped(name: str, content: bytes = b"") -> bytes:
     return out.getvalue()
 
 
-TABLE = frame(given(NAMES))
-CSV = TABLE.to_csv(index=False)
+CSV = frame(ONE).to_csv(index=False)
 FOREIGN = {
     "label": (CSV.replace("label", "Label", 1).encode(), "`Label` is it, set label=Label"),
     "target": (CSV.replace("label", "target", 1).encode(), "`target` is it, set label=target"),
@@ -346,9 +338,8 @@ def test_other_files_are_named_for_what_they_are(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("form", TABLES)
 def test_the_column_of_labels_can_be_named(form: str, tmp_path: Path) -> None:
-    one = given(NAMES)
-    body = TABLES[form](frame(one).rename(columns={"label": "target"}))
-    assert_same(read(body, tmp_path, declared=Declared(label="target")), one)
+    body = TABLES[form](frame(ONE).rename(columns={"label": "target"}))
+    assert_same(read(body, tmp_path, declared=Declared(label="target")), ONE)
 
 
 def test_gzip_is_unpacked_within_the_limit(tmp_path: Path) -> None:
