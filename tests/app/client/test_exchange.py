@@ -48,11 +48,22 @@ def refusal(kind: str = "queue-full", **headers: str) -> Reply:
     return Reply(503, problem, headers)
 
 
-def test_a_retry_waits_as_long_as_retry_after_says(ask: Ask) -> None:
-    with scripted(predict=[refusal(**{"Retry-After": "1"}), Reply(document=ANSWER)]) as script:
+@pytest.mark.parametrize(
+    ("first", "least"),
+    [
+        (refusal(**{"Retry-After": "1"}), 1.0),
+        (Reply(503, body=b"<html>"), 0.0),
+        (Reply(drop=True), 0.0),
+    ],
+    ids=["refused", "page of a proxy", "lost connection"],
+)
+def test_a_call_without_effects_is_retried_as_late_as_retry_after_says(
+    ask: Ask, first: Reply, least: float
+) -> None:
+    with scripted(predict=[first, Reply(document=ANSWER)]) as script:
         begin = time.monotonic()
-        answer = ask(script.url, "predict", b"x")
-        assert time.monotonic() - begin >= 1.0
+        answer = ask(script.url, "predict", b"x", retries=QUICK)
+        assert time.monotonic() - begin >= least
     assert answer.predictions[0].probability == 0.75
     assert script.count("/predict") == 2
 
@@ -84,15 +95,6 @@ def test_a_call_with_effects_is_not_retried_after_anything_else(
     with scripted(**{path: [reply]}) as script, pytest.raises(error):
         ask(script.url, name, *arguments, retries=QUICK)
     assert len(script.asked) == 1
-
-
-@pytest.mark.parametrize("first", [Reply(503, body=b"<html>"), Reply(drop=True)])
-def test_a_call_without_effects_is_retried_after_any_503_and_a_lost_connection(
-    ask: Ask, first: Reply
-) -> None:
-    with scripted(predict=[first, Reply(document=ANSWER)]) as script:
-        assert ask(script.url, "predict", b"x", retries=QUICK).model == "digits"
-    assert script.count("/predict") == 2
 
 
 def test_the_refusals_that_are_retried_are_those_of_the_service() -> None:
@@ -149,18 +151,20 @@ def test_a_problem_keeps_every_member(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, NotFoundError), (500, ServiceFaultError), (504, ServiceFaultError)]
+    ("reply", "kind", "says"),
+    [
+        (Reply(404, {"detail": "d"}), NotFoundError, "d"),
+        (Reply(500, {"detail": "d"}), ServiceFaultError, "d"),
+        (Reply(504, {"detail": "d"}), ServiceFaultError, "d"),
+        (Reply(200, {"predictions": "no"}), UnreadableAnswerError, "/predict answered"),
+        (Reply(200, body=b"<html>"), UnreadableAnswerError, "/predict answered"),
+        (Reply(418, body=b"teapot"), UnreadableAnswerError, "/predict answered"),
+    ],
 )
-def test_statuses_have_their_own_errors(ask: Ask, status: int, kind: type[Exception]) -> None:
-    with scripted(metrics=[Reply(status, {"detail": "d"})]) as script, pytest.raises(kind, match="d"):
-        ask(script.url, "metrics")
-
-
-@pytest.mark.parametrize(
-    "reply", [Reply(200, {"predictions": "no"}), Reply(200, body=b"<html>"), Reply(418, body=b"teapot")]
-)
-def test_something_else_listening_there_is_named(ask: Ask, reply: Reply) -> None:
-    with scripted(predict=[reply]) as script, pytest.raises(UnreadableAnswerError, match="/predict answered"):
+def test_statuses_and_other_services_have_their_own_errors(
+    ask: Ask, reply: Reply, kind: type[Exception], says: str
+) -> None:
+    with scripted(predict=[reply]) as script, pytest.raises(kind, match=says):
         ask(script.url, "predict", b"x")
 
 

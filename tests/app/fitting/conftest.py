@@ -1,4 +1,4 @@
-"""One running service for all tests that leave it as they found it; and what the sandbox lacks here."""
+"""One running service for all tests that leave it as they found it; and what the sandbox cannot do here."""
 
 import subprocess
 import sys

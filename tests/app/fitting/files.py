@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
+from boxcal.app.tables.labels import NOTHING, Declared
 from tests.app.fitting.validation_data import overconfident
 
 K = 10
@@ -24,12 +25,17 @@ PROBABILITIES = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
 
 
 def read_bytes(
-    data: bytes, folder: Path, max_bytes: int = LIMIT, classes: Sequence[str] = "0123456789"
+    data: bytes,
+    folder: Path,
+    max_bytes: int = LIMIT,
+    classes: Sequence[str] | None = tuple("0123456789"),
+    declared: Declared = NOTHING,
 ) -> StoredSet:
     """Read a file that is a part of another one."""
+    folder.mkdir(exist_ok=True)
     (folder / "body").write_bytes(b"before" + data + b"after")
     part = FilePart(folder / "body", len(b"before"), len(data))
-    return read_file(part, folder, classes=classes, max_bytes=max_bytes)
+    return read_file(part, folder, classes=classes, max_bytes=max_bytes, declared=declared)
 
 
 def parquet(logits: Any = None, label: Any = None, **columns: Any) -> bytes:

@@ -33,7 +33,7 @@ from tests.app.fitting.test_hostile import left_behind
 from tests.app.fitting.test_jobs import QUICK, ended, refits_alone, submit, until
 from tests.app.fitting.validation_data import CONTENT_TYPE, validation_npz
 from tests.app.raising import raises_problem
-from tools.hostile.crashes import KINDS, rounds
+from tools.hostile.crashes import rounds
 
 pytestmark = pytest.mark.anyio
 
@@ -229,13 +229,8 @@ def test_a_full_disk_loses_nothing(small_disk: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_kill_of_each_kind(tmp_path: Path) -> None:
-    assert len(rounds(tmp_path / "data", len(KINDS), seed=4)) == len(KINDS)
-
-
-@pytest.mark.long
 def test_a_hundred_kills(tmp_path: Path) -> None:
-    found = rounds(tmp_path / "data", 100, seed=20)
+    found = rounds(tmp_path / "data", 100, seed=20)  # every kind in turn
     print(*found, sep="\n")  # noqa: T201 - shown by -s, and where the test fails
     for step in ("fitting", "fold", ("judging", "comparing", "preparing", "drawing", "done")):
         assert any(stage.startswith(step) for stage in found)

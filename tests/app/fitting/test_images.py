@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.fit import run_backbone
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
+from tests.app.fitting.files import read_bytes
 
-CLASSES = tuple("0123456789")
 BACKBONE = load_backbone("digits", device="cpu")
 DIGITS = load_digits_split().validation
 COUNT = 60
@@ -37,16 +35,9 @@ def archive(**extra: bytes) -> bytes:
     return file.getvalue()
 
 
-def read(data: bytes, folder: Path) -> StoredSet:
-    (folder / "body").write_bytes(data)
-    found = read_file(FilePart(folder / "body", 0, len(data)), folder, classes=CLASSES, max_bytes=10**6)
-    assert found.holds_images
-    return found
-
-
 def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> None:
-    (tmp_path / "upload").mkdir()
-    assert read(archive(), tmp_path / "upload").samples == COUNT
+    stored = read_bytes(archive(), tmp_path / "upload", 10**6)
+    assert (stored.samples, stored.holds_images) == (COUNT, True)
     # Replicas share validation sets in a folder of their own.
     images = StoredSet((tmp_path / "upload").rename(tmp_path / "shared"))
     stages: list[tuple[float, str]] = []
@@ -73,11 +64,11 @@ def test_what_cannot_be_used_is_refused_by_name(
     tmp_path: Path, extra: dict[str, bytes], status: int, message: str
 ) -> None:
     with pytest.raises(BoxcalError, match=message) as caught:
-        read(archive(**extra), tmp_path)
+        read_bytes(archive(**extra), tmp_path, 10**6)
     assert caught.value.status == status
 
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
-    images = read(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path)
+    images = read_bytes(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path, 10**6)
     with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged"):
         run_backbone(images, BACKBONE, 10**6, lambda *_: None)

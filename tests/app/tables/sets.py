@@ -16,10 +16,9 @@ import pandas as pd
 import pyarrow as pa
 import scipy.special
 
-from boxcal.app.fitting.worker.check import read_file
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.tables.labels import NOTHING, Declared
+from tests.app.fitting.files import read_bytes
 from tests.app.fitting.validation_data import npz
 
 Array = np.ndarray[Any, Any]
@@ -85,16 +84,8 @@ def arrays_of(one: Given, labels: Any = None, name: str = "logits") -> dict[str,
     return {"npz": npz(**members), "json": json.dumps(document).encode()}
 
 
-def read(
-    data: bytes,
-    folder: Path,
-    classes: Sequence[str] | None = None,
-    declared: Declared = NOTHING,
-) -> StoredSet:
-    folder.mkdir(exist_ok=True)
-    (folder / "body").write_bytes(data)
-    part = FilePart(folder / "body", 0, len(data))
-    return read_file(part, folder, classes=classes, max_bytes=10_000_000, declared=declared)
+def read(data: bytes, folder: Path, classes: Any = None, declared: Declared = NOTHING) -> StoredSet:
+    return read_bytes(data, folder, classes=classes, declared=declared)
 
 
 def softmax(logits: Array) -> Array:
