@@ -71,7 +71,9 @@ class PredictionLog:
 def read(path: Path, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
     """Read a log and sort it by time, where there is one; `classes`: the names of a calibrator."""
     with naming(path), path.open("rb") as file:
-        kind = "npz" if file.peek(2)[:2] == b"PK" else table_kind(file.peek(START_BYTES)[:START_BYTES])
+        start = file.read(START_BYTES)
+        file.seek(0)
+        kind = "npz" if start[:2] == b"PK" else table_kind(start)
         if kind is None:
             raise InvalidUpload("The file is no .npz, .parquet, .arrow, .csv or .json of records.")
         return _npz(file, declared, classes) if kind == "npz" else _table(file, kind, declared, classes)

@@ -128,10 +128,18 @@ def _open_records(file: IO[bytes]) -> OpenTable:
     content = file.read(most + 1)
     if len(content) > most:
         raise UploadTooLarge(f"The JSON document is larger than {most:,} bytes. Send .parquet.")
-    try:
-        rows = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise MalformedBody(f"The document is not JSON: {error}.") from error
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        parts = {"The document": content}
+    else:
+        lines = enumerate(content.splitlines(), 1)
+        parts = {f"Line {number} of the document": line for number, line in lines if line.strip()}
+    rows: list[Any] = []
+    for what, part in parts.items():
+        try:
+            found = orjson.loads(part)
+        except orjson.JSONDecodeError as error:
+            raise MalformedBody(f"{what} is not JSON: {error}.") from error
+        rows += found if isinstance(found, list) else [found]
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != rows[0].keys():
             raise InvalidUpload(f"Record {number} of the document does not have the members of the first.")

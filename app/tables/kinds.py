@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from boxcal.app.http.problems import InvalidUpload
 
-START_BYTES = 4096
+START_BYTES = 2**16
 DELIMITERS = ",;\t|"
 FOREIGN = (
     (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
@@ -42,12 +42,12 @@ TABLES_PACKAGE = (
 def table_kind(start: bytes) -> str | None:
     """Name the kind of table that begins so: `parquet`, `arrow`, `arrows` (a stream), `json` or `csv`.
 
-    `json` are records, `[{"label": ...}, ...]`.
+    `json` are records, `[{"label": ...}, ...]` or lines of `{"label": ...}`.
     """
     for magic, kind in ((b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrows")):
         if start.startswith(magic):
             return kind
-    if re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", start):
+    if re.match(rb"(\xef\xbb\xbf)?\s*(\[\s*\{|\{[^\n]*\}[ \t\r]*\n\s*\{)", start):
         return "json"
     line = start.partition(b"\n")[0].rstrip(b"\r")
     printable = all(byte >= 32 or byte == 9 for byte in line)

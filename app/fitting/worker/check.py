@@ -127,11 +127,11 @@ def read_file(
     `classes`: the backbone's K labels; None to accept arrays of any K.
     """
     expected = Expected(classes, max_bytes, inputs, declared)
-    buffered = io.BufferedReader(file)
+    buffered = io.BufferedReader(file, START_BYTES)
     start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == GZIP_MAGIC:
         file = _unpacked(buffered, folder, max_bytes)
-        buffered = io.BufferedReader(file)
+        buffered = io.BufferedReader(file, START_BYTES)
         start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == b"PK":
         with open_archive(buffered) as archive:
@@ -141,11 +141,11 @@ def read_file(
                 keep_images(archive, file, folder, classes=classes or (), max_bytes=max_bytes)
             else:
                 read_npz(archive, folder, expected)
+    elif (kind := table_kind(start)) is not None:
+        _read_table(buffered, kind, folder, expected)
     elif start.lstrip()[:1] == b"{":
         document = read_object(buffered, file.length)
         read_json(document, folder, expected)
-    elif (kind := table_kind(start)) is not None:
-        _read_table(buffered, kind, folder, expected)
     else:
         begins = foreign_kind(start) or (f"it begins with {start[:4]!r}" if start else "it is empty")
         raise UnknownUploadFormat(

@@ -156,7 +156,11 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "an entry without a name": (422, "has no name", lambda: arrays().replace(b"labels.npy", b"\0abels.npy")),
     "corrupted": (422, "`logits` .*: Bad CRC-32", corrupted),
     "two of a name": (422, "two arrays of the same name", duplicated),
-    "JSON, lines": (400, r"Send lines of JSON as one list: \[", lambda: 2 * (document() + b"\n")),
+    "JSON, long lines": (
+        400,
+        r"Send lines of JSON as one list: \[",
+        lambda: 2 * (document() + b" " * 70_000 + b"\n"),
+    ),
     "JSON, cut off": (400, "is not JSON", lambda: document(logits=LISTS["logits"])[:-9]),
     "arrow, cut off": (422, "no readable .arrow", lambda: arrow()[:-100]),
     "lying header": (422, "announces 3,960 bytes of float32 .* but 2,000 are there", lying_header),

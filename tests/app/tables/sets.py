@@ -70,6 +70,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv with a byte order mark": lambda table: table.to_csv(index=False).encode("utf-8-sig"),
     "csv.gz": lambda table: gzip.compress(table.to_csv(index=False).encode()),
     "records": lambda table: table.to_json(orient="records", double_precision=15).encode(),
+    "lines": lambda table: table.to_json(orient="records", double_precision=15, lines=True).encode(),
     "parquet": lambda table: bytes(table.to_parquet()),
     "arrow": arrow,
     "arrow stream": partial(arrow, new=pa.ipc.new_stream),

@@ -326,6 +326,7 @@ FOREIGN = {
     "HTML": (b"<!doctype html>\n<p>a,b,label", "HTML or XML"),
     "one .npy": (npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50), "one .npy array"),
     "records that differ": (b'[{"a": 1, "label": 0}, {"b": 1}]', "Record 1 .* members of the first"),
+    "a line cut off": (b'{"a": 1, "label": 0}\n\n{"a": 1', "Line 3 of the document is not JSON"),
 }
 
 
