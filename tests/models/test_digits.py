@@ -62,8 +62,8 @@ def test_the_network_is_decent_and_overconfident(digits: Backbone, split: Digits
 
 @pytest.mark.long
 def test_training_reproduces_a_network_of_the_same_quality(split: DigitsSplit) -> None:
-    """To the last bit on one kind of processor, as `models.train_digits --check` tells; here: as good."""
-    from boxcal.models.backends.train_digits import train
+    """To the last bit on one kind of processor, as `tools.train_digits --check` tells; here: as good."""
+    from tools.train_digits import train
 
     threads = torch.get_num_threads()
     try:

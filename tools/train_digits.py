@@ -1,4 +1,4 @@
-"""Train the `digits` backbone: `python -m boxcal.models.backends.train_digits [--check]` writes its files.
+"""Train the `digits` backbone: `python -m tools.train_digits [--check]` writes its files.
 
 It is trained long, with neither weight decay nor augmentation nor a look at the validation split: it ends
 overconfident, as such networks do, which is what there is to calibrate. One thread and a fixed seed make
@@ -57,8 +57,8 @@ def train(digits: Digits) -> DigitsTransformer:
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
-        print(f"\repoch {epoch + 1}/{EPOCHS}, loss {loss.item():.5f}", end="", file=sys.stderr)  # noqa: T201
-    print(file=sys.stderr)  # noqa: T201
+        print(f"\repoch {epoch + 1}/{EPOCHS}, loss {loss.item():.5f}", end="", file=sys.stderr)
+    print(file=sys.stderr)
     network.eval()
     return network
 
@@ -79,9 +79,9 @@ def compare(network: DigitsTransformer) -> bool:
     committed = load_file(WEIGHTS)
     apart = max(float((committed[key] - value).abs().max()) for key, value in network.state_dict().items())
     if apart == 0:
-        print(f"{WEIGHTS.name} reproduced to the last bit")  # noqa: T201
+        print(f"{WEIGHTS.name} reproduced to the last bit")
     else:
-        print(f"{WEIGHTS.name} not reproduced: weights differ by up to {apart:.3g}")  # noqa: T201
+        print(f"{WEIGHTS.name} not reproduced: weights differ by up to {apart:.3g}")
     return apart == 0
 
 
@@ -111,7 +111,7 @@ def export(network: DigitsTransformer) -> None:
         output_names=["logits", FEATURES],
         dynamic_axes={name: {0: "n"} for name in ("levels", "logits", FEATURES)},
     )
-    print(f"wrote {GRAPH} ({GRAPH.stat().st_size:,} bytes)")  # noqa: T201
+    print(f"wrote {GRAPH} ({GRAPH.stat().st_size:,} bytes)")
 
 
 def main() -> int:
@@ -124,11 +124,11 @@ def main() -> int:
     split = load_digits_split()
     network = train(split.train)
     for name in ("train", "validation", "test"):
-        print(describe(network, name, getattr(split, name)))  # noqa: T201
+        print(describe(network, name, getattr(split, name)))
     if check:
         return 0 if compare(network) else 1
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, WEIGHTS)
-    print(f"wrote {WEIGHTS} ({WEIGHTS.stat().st_size:,} bytes)")  # noqa: T201
+    print(f"wrote {WEIGHTS} ({WEIGHTS.stat().st_size:,} bytes)")
     export(network)
     return 0
 
