@@ -51,7 +51,7 @@ export const definitions = (entries) =>
 /** A choice of labelled data, and the label on which a file is dropped. */
 export function fileChoice(id, kind, hint, choose) {
   const onchange = () => file.files[0] && choose(file.files[0]);
-  const accept = ".npz,.parquet,.arrow,.csv,.json,.zip";
+  const accept = ".npz,.parquet,.arrow,.csv,.json,.jsonl,.gz,.zip";
   const file = h("input", { type: "file", class: "visually-hidden", id, accept, onchange });
   return [file, h("label", { class: kind, for: id }, h("span", { class: "hint" }, hint))];
 }

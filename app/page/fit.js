@@ -18,7 +18,7 @@ export function show(main) {
 class Fit {
   constructor(main) {
     this.stopper = new AbortController();
-    const kinds = "logits, labels: .npz, .parquet, .arrow, .csv, .json · images: .zip, one folder per class";
+    const kinds = "logits, labels: .npz, .parquet, .arrow, .csv, .json, .jsonl · images: .zip, one folder per class";
     const hint = [h("b", {}, "Drop validation data"), " or ", h("u", {}, "choose a file"), h("small", {}, kinds)];
     [this.file, this.drop] = fileChoice("data", "drop tall", hint, (file) => this.choose(file));
     this.method = h("select", { id: "method" }, h("option", { value: "auto" }, "auto: by cross-validation"));
