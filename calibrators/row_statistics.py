@@ -60,6 +60,14 @@ class Sketch:
         """Sketch a validation set by the hashes of its rows in single precision."""
         return cls(tuple(int(one) for one in np.unique(hashes)[:SKETCHED]), len(hashes))
 
+    @property
+    def repeated(self) -> float:
+        """Estimate the share of rows that are not the first of their kind; 0 where all differ."""
+        distinct: float = len(self.hashes)
+        if distinct == SKETCHED:  # of as many random numbers, so many are up to the largest
+            distinct = (SKETCHED - 1) * 2**64 / (self.hashes[-1] + 1)
+        return max(0.0, 1.0 - distinct / max(1, self.count))
+
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:
         """Read what `to_dict` wrote."""

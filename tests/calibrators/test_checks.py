@@ -339,6 +339,23 @@ def test_many_changed_labels_are_told_unless_they_are_right() -> None:
     assert "changes 60 of 100 predicted labels" in warning.message
 
 
+@pytest.mark.parametrize("values", [51, 1000, 4000])
+def test_rows_of_few_values_are_not_known_because_they_occurred_before(values: int) -> None:
+    """As those of a forest, whose rows are counts of trees."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(values, 2))
+    fitted, others = (Sketch.of(rows[rng.integers(0, values, 2000)]) for _ in range(2))
+    assert check_known(others, fitted, "it was", "it seems better") == []
+
+
+def test_rows_that_are_known_are_found_where_some_are_repeated() -> None:
+    rows = np.random.default_rng(0).normal(size=(2000, 2))
+    rows[:600] = rows[600:1200]
+    sketch = Sketch.of(rows)
+    assert sketch.repeated == pytest.approx(0.3, abs=0.1)  # of 256 hashes
+    assert codes(check_known(sketch, sketch, "it was", "it seems better")) == ["known_rows"]
+
+
 def test_a_sketch_tells_how_many_rows_are_known() -> None:
     logits, other = drawn(2000)[0], drawn(1000, seed=1)[0]
     known = Sketch.read(Sketch.of(logits).to_dict())
