@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import httpx
 import psycopg
@@ -223,6 +224,7 @@ async def test_a_replica_that_was_only_paused_leaves_its_fit_to_the_one_that_ado
         await until(one.jobs, fit_id, started)
         with monkeypatch.context() as patched:  # the sweep at the start adopts it
             patched.setattr("boxcal.app.registry.fits.ADOPTED_AFTER", timedelta(seconds=-1))
+            patched.setattr(one.jobs, "_adopt", AsyncMock())  # which would take it back at once
             other = await stack.enter_async_context(replica(tmp_path / "other", url, shared=shared))
         async with stack:
             record = await until(other.jobs, fit_id, ended)
