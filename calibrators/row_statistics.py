@@ -71,7 +71,10 @@ class Sketch:
     @classmethod
     def read(cls, document: dict[str, Any]) -> Self:
         """Read what `to_dict` wrote."""
-        return cls(tuple(int(one, 16) for one in document["hashes"]), document["count"])
+        hashes, count = tuple(int(one, 16) for one in document["hashes"]), document["count"]
+        if hashes != tuple(sorted({one for one in hashes if 0 <= one < 2**64})) or count < len(hashes):
+            raise ValueError("hashes rise, and there are no more than rows")
+        return cls(hashes, count)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready document; hashes are hexadecimal, as JSON numbers are not exact at 64 bits."""

@@ -128,7 +128,8 @@ def _open_records(file: IO[bytes]) -> OpenTable:
     content = file.read(most + 1)
     if len(content) > most:
         raise UploadTooLarge(f"The JSON document is larger than {most:,} bytes. Send .parquet.")
-    if content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if re.match(rb"\s*\[", content):
         parts = {"The document": content}
     else:
         lines = enumerate(content.splitlines(), 1)

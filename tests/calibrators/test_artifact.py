@@ -47,7 +47,12 @@ def with_spec(changes: dict[str, object], tensors: dict[str, torch.Tensor] | Non
         (with_spec({"num_classes": 10**12}), "num_classes is 1000000000000"),
         (with_spec({"fitted_to": 3}), "`fitted_to` is no sketch"),
         (with_spec({"fitted_to": {"hashes": ["x"], "count": 9}}), "`fitted_to` is no sketch"),
-        (with_spec({"fitted_to": {"hashes": ["1"] * 257, "count": 9}}), "has 257 hashes; a sketch has 256"),
+        (with_spec({"fitted_to": {"hashes": ["-1"], "count": 9}}), "`fitted_to` is no sketch"),
+        (with_spec({"fitted_to": {"hashes": ["1", "2"], "count": 1}}), "`fitted_to` is no sketch"),
+        (
+            with_spec({"fitted_to": {"hashes": [f"{one:x}" for one in range(257)], "count": 257}}),
+            "has 257 hashes; a sketch has 256",
+        ),
         (with_spec({}, {"bound_map.lower": number(0.1)}), "'bound_map.upper'.* missing"),
         (with_spec({}, {"bound_map.lower": torch.ones(2).double()}), "shape \\(\\); it is \\(2,\\)"),
         (with_spec({"method": "ts"}), "'logit_map.temperature'"),

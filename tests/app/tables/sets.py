@@ -68,6 +68,7 @@ TABLES: dict[str, Callable[[pd.DataFrame], bytes]] = {
     "csv with bars": lambda table: table.to_csv(index=False, sep="|").encode(),
     "csv with commas at the end": lambda table: table.to_csv(index=False).replace("\n", ",\n").encode(),
     "csv with a byte order mark": lambda table: table.to_csv(index=False).encode("utf-8-sig"),
+    "lines with a byte order mark": lambda table: b"\xef\xbb\xbf" + TABLES["lines"](table),
     "csv.gz": lambda table: gzip.compress(table.to_csv(index=False).encode()),
     "records": lambda table: table.to_json(orient="records", double_precision=15).encode(),
     "lines": lambda table: table.to_json(orient="records", double_precision=15, lines=True).encode(),
