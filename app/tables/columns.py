@@ -125,16 +125,20 @@ def choose_columns(
             return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
     values = [] if known is not None or label_values is None else label_values(label)
     of_classes = _class_columns(others, known or values)
+    without: Mapping[str, str] = {}
     if known is None or not set(others) <= set(of_classes):
         without = texts()
         _check_numbers(of_classes, without)
         dropped += tuple(name for name in others if name in without)
         others = [name for name in others if name not in without]
     if known is None:
-        wanted, known = _classes_among(others, values)
+        wanted, known = _classes_among(
+            others, values, {name: without[name] for name in dropped if name in without}
+        )
     else:
         wanted = _scores_by_class(others, known)
-    kind = kind_of(LOGITS, declared, is_named=False)
+    named = next((one for one in SCORES if all(name.startswith(f"{one}.") for name in wanted)), None)
+    kind = kind_of(named or LOGITS, declared, is_named=named is not None)
     in_order = [name for name in others if name in set(wanted)]
     return Columns(
         tuple(wanted), kind, known, label, group, weight, in_order != list(wanted), tuple(sorted(dropped))
@@ -181,20 +185,29 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _classes_among(others: Sequence[str], values: Sequence[str]) -> tuple[list[str], list[str]]:
+def _classes_among(
+    others: Sequence[str], values: Sequence[str], without: Mapping[str, str]
+) -> tuple[list[str], list[str]]:
     """Find the columns of the classes by the values of the labels.
 
-    Returns the columns, and the names of their classes.
+    `without`: the columns that hold no numbers, and what they hold. Returns the columns, and the names of
+    their classes.
     """
     found = _named_like(others, values)
     if found is None and len(others) == 1 and len(values) == 2 and (one := _score_of_two(others[0], values)):
         return one
     if found is None:
+        texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
+        said = " Name those of the classes in the order of their indices: classes=a,b,c."
+        if len(others) < len(values):
+            said = (
+                " Each row needs the scores of all classes. Where only that of the predicted class is known, "
+                "calibrate it as the score of two classes: the label is 1 if the prediction is right, or 0."
+            )
         raise InvalidUpload(
             "The table needs a column `logits` or `probabilities`, or one column for each class, named as "
-            f"the labels name it ({', '.join(map(repr, values[:5])) or 'none'}). Its other columns are "
-            f"{', '.join(f'`{name:.50}`' for name in others[:20]) or 'none'}; "
-            "name those of the classes in the order of their indices: classes=a,b,c."
+            f"the labels name it ({', '.join(map(repr, values[:5])) or 'none'}). Its other columns of "
+            f"numbers are {', '.join(f'`{name:.50}`' for name in others[:20]) or 'none'}{texts}.{said}"
         )
     start, end, names = found
     columns = [f"{start}{name}{end}" for name in names]

@@ -39,6 +39,9 @@ DECIMAL_POINT = re.compile(rb"\d\.\d")
 """The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
 
 
+PAIR = {"label", "score"}
+"""Members by which pipelines of text classification give the score of one class."""
+
 Batches = Callable[[Sequence[str], Sequence[str], int], Iterator[pa.RecordBatch]]
 
 
@@ -141,10 +144,28 @@ def _open_records(file: IO[bytes]) -> OpenTable:
         except orjson.JSONDecodeError as error:
             raise MalformedBody(f"{what} is not JSON: {error}.") from error
         rows += found if isinstance(found, list) else [found]
+    rows = [_flat(row) if isinstance(row, dict) else row for row in rows]
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != rows[0].keys():
             raise InvalidUpload(f"Record {number} of the document does not have the members of the first.")
     return in_memory(pa.Table.from_pylist(rows))
+
+
+def _flat(record: dict[str, Any]) -> dict[str, Any]:
+    """Make each member of a member a column, `scores.cat`.
+
+    Lists of `{"label": "cat", "score": 0.9}` become such members; they are sorted by score, so by name here.
+    """
+    found: dict[str, Any] = {}
+    for name, value in record.items():
+        inner = value
+        if isinstance(value, list) and all(isinstance(one, dict) and one.keys() == PAIR for one in value):
+            inner = dict(sorted((str(one["label"]), one["score"]) for one in value))
+        if isinstance(inner, dict):
+            found |= {f"{name}.{key}": one for key, one in inner.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def in_memory(table: pa.Table) -> OpenTable:

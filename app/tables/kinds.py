@@ -22,6 +22,7 @@ FOREIGN = (
     (b"FEA1", "it is Feather, version 1; write it in version 2"),
     (b"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
     (b"<", "it is HTML or XML"),
+    (b"[", 'it is a list in JSON; records are read, [{"label": 0, "probabilities": [0.9, 0.1]}, ...]'),
 )
 """How files begin that are not read, and what they are."""
 ARCHIVES = (
@@ -55,7 +56,7 @@ def table_kind(start: bytes) -> str | None:
     is_csv = (
         printable and has_rows and b"\0" not in start and any(mark.encode() in line for mark in DELIMITERS)
     )
-    return "csv" if is_csv and not line.startswith((b"{", b"#", b"<")) else None
+    return "csv" if is_csv and not line.startswith((b"{", b"[", b"#", b"<")) else None
 
 
 def foreign_kind(start: bytes) -> str | None:

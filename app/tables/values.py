@@ -99,8 +99,8 @@ def lists_of(column: Any, name: str, first: int, width: int = 0) -> Array:
     if _is_text(kind):
         return _written_lists(column, name, first, width)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not pa.types.is_floating(kind.value_type):
-        raise InvalidUpload(f"The column `{name}` must hold lists of floats, got {kind}.")
+    if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+        raise InvalidUpload(f"The column `{name}` must hold lists of numbers, got {kind}.")
     lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
     _check_lengths(lengths, name, first, width or int(lengths[0]))
     values = column.flatten()

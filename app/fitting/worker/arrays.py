@@ -326,8 +326,9 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
     try:
         document = orjson.loads(file.read())
     except orjson.JSONDecodeError as error:
-        lines = " Send lines of JSON as one list: [{...}, {...}]." if "after document" in str(error) else ""
-        raise MalformedBody(f"The document is not JSON: {error}.{lines}") from error
+        is_lines = "after document" in str(error)
+        advice = " Send lines of 64 KiB or more as one list: [{...}, {...}]." if is_lines else ""
+        raise MalformedBody(f"The document is not JSON: {error}.{advice}") from error
     except SystemError as error:  # what orjson raises where an allocation fails
         raise MemoryError from error
     if not isinstance(document, dict):

@@ -124,8 +124,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
 COLUMNS: dict[str, dict[str, Any]] = {
     r"group\[3\] is missing": {"group": pa.array([0, 1, 2, None, *range(46)])},
     "one column `label`; it has the columns `logits`": {"label": False},
-    "`logits` must hold lists of floats, got float": {"logits": pa.array(LOGITS[:, 0])},
-    "must hold lists of floats, got list<": {"logits": pa.array([["a"] * K] * 50)},
+    "`logits` must hold lists of numbers, got float": {"logits": pa.array(LOGITS[:, 0])},
+    "must hold lists of numbers, got list<": {"logits": pa.array([["a"] * K] * 50)},
     r"logits\[1\] is a list of 3": {"logits": pa.array([LOGITS[0], LOGITS[1][:3], *LOGITS[2:]])},
     r"logits\[2\] is missing": {"logits": pa.array([*LOGITS[:2], None, *LOGITS[3:]])},
     r"logits\[0, 1\] is missing": {"logits": pa.array([[1.0, None, *[0.0] * 8]] + [[0.0] * K] * 49)},
@@ -158,7 +158,7 @@ BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     "two of a name": (422, "two arrays of the same name", duplicated),
     "JSON, long lines": (
         400,
-        r"Send lines of JSON as one list: \[",
+        r"Send lines of 64 KiB or more as one list: \[",
         lambda: 2 * (document() + b" " * 70_000 + b"\n"),
     ),
     "JSON, cut off": (400, "is not JSON", lambda: document(logits=LISTS["logits"])[:-9]),

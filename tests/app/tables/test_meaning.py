@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
 import re
 import unicodedata
@@ -76,6 +77,32 @@ def test_arrays_without_names_are_read_by_position_and_say_so(tmp_path: Path) ->
 def test_names_may_have_a_common_start_and_end(start: str, end: str, known: Any, tmp_path: Path) -> None:
     table = frame(ONE).rename(columns={name: f"{start}{name}{end}" for name in NAMES})
     assert_same(read(table.to_csv(index=False).encode(), tmp_path, known), ONE)
+
+
+def pairs(row: dict[str, float]) -> list[dict[str, Any]]:
+    """Scores as pipelines of text classification give them, the highest first."""
+    return [{"label": name, "score": row[name]} for name in sorted(row, key=lambda name: -row[name])]
+
+
+@pytest.mark.parametrize("known", [None, NAMES])
+@pytest.mark.parametrize("form", [dict, pairs])
+def test_records_may_hold_scores_by_class_in_one_member(form: Any, known: Any, tmp_path: Path) -> None:
+    rows = zip(ONE.scores.tolist(), ONE.named_labels(), strict=True)
+    lines = [
+        json.dumps({"label": label, "logits": form(dict(zip(NAMES, row, strict=True)))})
+        for row, label in rows
+    ]
+    assert_same(read("\n".join(lines).encode(), tmp_path, known), ONE)
+    body = f"[{','.join(lines)}]".replace("logits", "probabilities").encode()
+    with pytest.raises(InvalidUpload, match=r"`probabilities`, but scores=logits"):
+        read(body, tmp_path, known, Declared(scores="logits"))
+
+
+def test_a_list_may_hold_integers(tmp_path: Path) -> None:
+    rows = np.round(3 * ONE.scores).astype(int)
+    table = pd.DataFrame({"logits": rows.tolist(), "label": ONE.labels})
+    for form in ("parquet", "records"):
+        np.testing.assert_array_equal(read(TABLES[form](table), tmp_path / form).arrays()[0], rows)
 
 
 @pytest.mark.parametrize("form", TABLES)
@@ -325,6 +352,11 @@ FOREIGN = {
     "xz": (b"\xfd7zXZ\x00" + bytes(40), "compressed with xz"),
     "HTML": (b"<!doctype html>\n<p>a,b,label", "HTML or XML"),
     "one .npy": (npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50), "one .npy array"),
+    "the predicted class alone": (
+        b"label,predicted,confidence\n" + b"ape,ape,0.9\nbee,cat,.7\ncat,cat,.8\n" * 9,
+        "are `confidence`; `predicted` holds 'ape'. .*scores of all classes.* 1 if the prediction is right",
+    ),
+    "a list of lists": (b'[[{"label": "ape", "score": 0.9}, ...', "it is a list in JSON; records are read"),
     "records that differ": (b'[{"a": 1, "label": 0}, {"b": 1}]', "Record 1 .* members of the first"),
     "a line cut off": (b'{"a": 1, "label": 0}\n\n{"a": 1', "Line 3 of the document is not JSON"),
 }
