@@ -1,10 +1,11 @@
 """Calibrators by log-loss on many sets, as CalArena compares them (arXiv 2605.30188).
 
-    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--only two|many]
+    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--sizes 500 1000 2000] [--only two|many]
     python -m benchmarks.calarena --published CLONE
 
 The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
-and split anew; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents: the
+and split anew, with all samples of the half to fit to and with so many; the same with two classes, groups of
+the own ones; and tabular ones made in place, 13 of scikit-learn's by four classifiers. The opponents: the
 calibrators of `probmetrics` that CalArena compares, under its names, as far as they and what they need are
 installed, and the unchanged probabilities. For each of them and for methods of the catalogue: the share of
 its comparisons with another opponent on one experiment that it wins, a tie counting half; the mean distance
@@ -77,6 +78,8 @@ ONE_AGAINST_REST = {"Hist-uniform", "Hist-quantile", "CIR"}
 LARGE = {"dirichlet", "XGBoost", "LightGBM", "CatBoost", "Spline", "BBQ", "Venn-Abers", "Kernel", "CIR"}
 MOST_OF_LARGE = 20  # With more classes these take minutes to fit
 MOST_CLASSES = 200
+GROUPS = {"cifar10_densenet40": (0, 1, 8, 9)}
+"""The classes of a set that are one of two: machines, not animals, as in CalArena; else the second half."""
 
 
 class Split(NamedTuple):
@@ -128,17 +131,20 @@ CLASSIFIERS: dict[str, Callable[[int], Any]] = {
 }
 
 
-def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
+def experiments(folders: list[Path], splits: int, sizes: list[int]) -> Iterator[Split]:
     for file in (file for folder in folders for file in sorted(folder.glob("*/val.npz"))):
         parts = [read(path) for path in (file, file.with_name("test.npz")) if path.exists()]
         logits = np.concatenate([part.scores for part in parts])
         labels = np.concatenate([part.labels for part in parts])
         if logits.shape[1] > MOST_CLASSES:
             continue
-        for seed in range(splits):
-            order = np.random.default_rng(seed).permutation(len(labels))
-            used, unseen = np.array_split(order, 2)
-            yield Split(file.parent.name, logits[used], labels[used], logits[unseen], labels[unseen])
+        both = [(logits, labels), of_two(file.parent.name, logits, labels)]
+        for x, y in both if logits.shape[1] > 2 else both[:1]:
+            for seed in range(splits):
+                used, unseen = np.array_split(np.random.default_rng(seed).permutation(len(y)), 2)
+                for size in (*sizes, len(used)):
+                    part = used[:size]
+                    yield Split(f"{file.parent.name}/{size}", x[part], y[part], x[unseen], y[unseen])
     for name, inputs, labels in tables():
         for seed in range(splits):
             halves = partial(train_test_split, test_size=0.5, random_state=seed)
@@ -150,6 +156,14 @@ def experiments(folders: list[Path], splits: int) -> Iterator[Split]:
                     model = classifier(seed).fit(x, y)
                     rows = [np.log(np.maximum(model.predict_proba(part), TINY)) for part in (val, test)]
                 yield Split(f"{name}/{kind}", rows[0], val_y, rows[1], test_y)
+
+
+def of_two(name: str, logits: Floats, labels: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
+    """Give the logits and labels of two groups of the classes."""
+    classes = np.arange(logits.shape[1])
+    second = np.isin(classes, GROUPS.get(name, classes[len(classes) // 2 :]))
+    both = [np.logaddexp.reduce(logits[:, group], axis=1) for group in (~second, second)]
+    return np.stack(both, axis=1), second[labels].astype(np.int64)
 
 
 def published(clone: Path) -> Iterator[tuple[str, Split, dict[str, float]]]:
@@ -266,6 +280,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--splits", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[])
     parser.add_argument("--only", choices=("two", "many"))
     parser.add_argument("--published", type=Path, metavar="CLONE")
     given = parser.parse_args()
@@ -273,7 +288,7 @@ def main() -> None:
     if given.published:
         every = published(given.published)
     else:
-        made = experiments(given.folders, given.splits)
+        made = experiments(given.folders, given.splits, given.sizes)
         every = (("two" if one.logits.shape[1] == 2 else "many", one, {}) for one in made)
     for family, split, known in every:
         if given.only not in (None, "two" if split.logits.shape[1] == 2 else "many"):

@@ -70,7 +70,7 @@ MOST_CLASSES = {"dirichlet": 20, "polynomial": 10}
 """Of a method that takes long with more."""
 SAMPLES_PER_COLUMN, FEWEST, MOST_ENTRIES = 5, 200, 2_000_000
 """Required by `polynomial`, which reads K (K + 3) / 2 columns, and the most numbers that it may read."""
-INSTEAD = {"dirichlet": "mix+polynomial"}
+INSTEAD = {"dirichlet": "mix+polynomial", "mix+ts": "sms"}
 """What is not compared where something that contains it is."""
 WITHOUT_MIXTURE = {"dirichlet"}
 """Methods with parameters per class that a mixture before them makes no better."""
@@ -110,11 +110,11 @@ def candidates(data: ValidationSet) -> list[str]:
             continue
         if one.is_per_class and not _has_enough(name, data):
             continue
-        mixed = [MIXED + name] if name in WITH_MIXTURE else []
-        # Parameters per class only with the mixture or only without: no worse, and half the time.
-        listed += (
-            [name] if name in WITHOUT_MIXTURE else mixed if mixed and one.is_per_class else [name, *mixed]
-        )
+        mixed = [MIXED + name] if name in WITH_MIXTURE and name not in WITHOUT_MIXTURE else []
+        # Parameters per class only with the mixture or only without: no worse, and half the time. But `sms`
+        # is worth both: a mixture takes what small probabilities of a network tell.
+        is_one = mixed and one.is_per_class and (name != "sms" or data.effective < ENOUGH)
+        listed += mixed if is_one else [name, *mixed]
     listed = [name for name in listed if INSTEAD.get(name) not in listed]
     listed.sort(key=lambda name: _takes_long(name, data.num_classes))
     readers = _besides(data)

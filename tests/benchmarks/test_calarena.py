@@ -1,12 +1,13 @@
 """The comparison of calibrators: what counts as an opponent, ties, and a method that a set cannot have."""
 
+from itertools import islice
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from benchmarks.calarena import log_losses, published, table, win_rate
+from benchmarks.calarena import experiments, log_losses, published, table, win_rate
 
 ROWS = [
     {"uncalibrated": 0.5, "auto": 0.2, "sms": 0.3, "SMS": 0.3, "TS": 0.4},
@@ -56,3 +57,22 @@ def test_the_files_and_results_of_calarena_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(split.test_labels, [1, 0, 1])
     zero = np.array([[1.0, 0.0], [0.75, 0.25]])
     np.testing.assert_allclose(log_losses(zero, split.labels), [87.3365, 0.28768], rtol=1e-4)
+
+
+def test_a_set_is_fitted_by_several_sizes_and_as_two_groups_of_classes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(60, 5)), np.arange(60) % 5
+    (tmp_path / "five").mkdir()
+    np.savez(tmp_path / "five" / "val.npz", logits=logits, labels=labels)
+    found = list(islice(experiments([tmp_path], 1, [12]), 4))
+    assert [(one.name, one.logits.shape) for one in found] == [
+        ("five/12", (12, 5)),
+        ("five/30", (30, 5)),
+        ("five/12", (12, 2)),
+        ("five/30", (30, 2)),
+    ]
+    many, two = found[1], found[3]
+    assert len(np.unique(np.concatenate([many.logits, many.test_logits]), axis=0)) == 60
+    np.testing.assert_array_equal(two.labels, many.labels >= 2)
+    odds = np.exp(many.logits[:, 2:]).sum(axis=1) / np.exp(many.logits[:, :2]).sum(axis=1)
+    np.testing.assert_allclose(two.logits[:, 1] - two.logits[:, 0], np.log(odds))

@@ -167,13 +167,20 @@ def test_a_handful_of_samples_is_enough_for_an_answer(num_samples: int) -> None:
 def test_auto_tries_large_methods_only_with_samples_enough_for_them() -> None:
     logits, labels = overconfident(3100, 20, temperature=1.0)
     offered = [set(candidates(check_validation_set(logits[:n], labels[:n]))) for n in (90, 600, 3100)]
-    assert offered[1] - offered[0] == {"mix+vector", "mix+sms", "dirichlet"}
     assert offered[0] == {"uncalibrated", "ts", "mix+ts", "ets"}
+    assert offered[1] == {"uncalibrated", "ts", "ets", "mix+vector", "sms", "mix+sms", "dirichlet"}
     wider = check_validation_set(*overconfident(3100, 21, temperature=1.0))
     assert "dirichlet" not in candidates(wider)
     logits, labels = overconfident(400, 100)
     some = check_validation_set(logits[labels != 2], labels[labels != 2])  # of others none is there by chance
     assert {name for name in candidates(some) if parse(name).is_per_class} == {"mix+vector"}
+
+
+def test_auto_tries_sms_without_a_mixture_from_100_samples_on() -> None:
+    logits, labels = overconfident(100, 3, temperature=1.0)
+    offered = [set(candidates(check_validation_set(logits[:n], labels[:n]))) for n in (99, 100)]
+    assert offered[0] - offered[1] == {"mix+ts"}
+    assert offered[1] - offered[0] == {"sms"}
 
 
 def test_progress_rises_to_one_and_its_exception_ends_the_fit() -> None:

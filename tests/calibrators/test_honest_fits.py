@@ -196,7 +196,7 @@ def test_auto_ends_in_time_with_the_best_so_far() -> None:
     assert result.method == "uncalibrated"
     assert {row["status"] for row in result.choice["candidates"]} == {"compared", "no time left"}
     (warning,) = (one for one in result.warnings if one.code == "budget_exhausted")
-    assert "ts, mix+ts, ets" in warning.message
+    assert "before ts, ets, mix+vector" in warning.message
 
 
 def test_fits_shared_among_methods_are_those_of_each_alone() -> None:

@@ -271,7 +271,7 @@ def test_methods_with_parameters_per_class_have_a_floor() -> None:
     """Beside 1,000 samples a tenth of one is spread over the classes: nothing is below .1 / 1001 / 3."""
     logits, labels = drawn(1000, 3, temperature=1.0)
     result = fit("auto", logits + np.array([1.0, -1.0, 0.0]), labels)
-    assert result.method == "stack(mix+vector,mix+sms,mix+polynomial)"
+    assert result.method == "stack(mix+vector,sms,mix+sms,mix+polynomial)"
     assert result.on_arrays.spec["parameters"]["floor"] == pytest.approx(0.1 / 1001)
     p = result.on_arrays(np.array([[900.0, 0.0, -900.0]]))
     assert 0.1 / 1001 / 3 <= p.min() < 1e-3
@@ -340,7 +340,7 @@ def test_each_fold_has_the_network_that_has_not_seen_it() -> None:
     maps = [one.logit_map for _, one in found.unseen]
     sharpness = [np.ptp(one.second(logits), axis=1).mean() for one in maps if isinstance(one, Chain)]
     assert np.argmax(sharpness) == 1
-    assert sharpness[1] > 1.05 * sorted(sharpness)[-2]
+    assert sharpness[1] > 1.03 * sorted(sharpness)[-2]
 
 
 @pytest.mark.filterwarnings("ignore:unrelated_labels")
