@@ -113,7 +113,8 @@ def test_refusals_and_broken_connections_are_failures_and_not_latencies(server: 
     outcome = server.run(Phase("rate", seconds=0.7, connections=4, rate=100))
     assert set(outcome.failures) == {"503", "ConnectionError"}
     assert {status: len(took) for status, took in outcome.refused.items()} == {"503": outcome.failures["503"]}
-    assert len(outcome.latencies) + sum(outcome.failures.values()) == outcome.offered == 70
+    assert len(outcome.latencies) + sum(outcome.failures.values()) == outcome.offered
+    assert 50 <= outcome.offered <= 70  # fewer where the phase ends while the machine does something else
 
 
 def test_chunked_answers_are_read_whole(server: Server) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -51,6 +52,12 @@ def command(name: str, file: Path, *, checks: bool) -> list[str]:
     return [program(name), *(["-t"] if checks else []), "-c", str(file), "-g", globals_]
 
 
+def is_marked(log: Path, server: str, state: str) -> bool:
+    """Whether HAProxy has told so of a server last; nginx, which does not check servers, tells nothing."""
+    told = [line for line in log.read_text().splitlines() if f"Server predictions/{server} is " in line]
+    return log.name.startswith("nginx") or (bool(told) and f"is {state}" in told[-1])
+
+
 @contextmanager
 def balancer(name: str, folder: Path, ports: list[int]) -> Iterator[int]:
     port = free_port()
@@ -89,12 +96,15 @@ def test_ten_rolling_restarts_fail_no_request(name: str, tmp_path: Path) -> None
         ports = [int(replica.url.rpartition(":")[2]) for replica in replicas]
         port = stack.enter_context(balancer(name, tmp_path, ports))
         with SteadyLoad(port, RATE) as load:
+            log = tmp_path / f"{name}.log"
             for _ in range(RESTARTS):
-                for replica in replicas:
+                for replica, server in zip(replicas, ("one", "two"), strict=True):
                     assert replica.stop() == 0
+                    wait_until(partial(is_marked, log, server, "DOWN"), f"{server} is down", 9)
                     replica.start()
                     wait_until(
                         lambda: all(one.client.get("/health/ready").is_success for one in replicas), "both", 9
                     )
+                    wait_until(partial(is_marked, log, server, "UP"), f"{server} is up", 9)
         assert len(load.seconds) > RATE
         assert not load.failures
