@@ -158,14 +158,18 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in record.items():
-        inner = value
-        if isinstance(value, list) and all(isinstance(one, dict) and one.keys() == PAIR for one in value):
-            inner = dict(sorted((str(one["label"]), one["score"]) for one in value))
-        if isinstance(inner, dict):
-            found |= {f"{name}.{key}": one for key, one in inner.items()}
+        is_list = isinstance(value, list) and value
+        if is_list and all(isinstance(one, dict) and one.keys() == PAIR for one in value):
+            found |= {f"{name}.{one['label']}": one["score"] for one in sorted(value, key=_label)}
+        elif isinstance(value, dict):
+            found |= {f"{name}.{key}": one for key, one in value.items()}
         else:
             found[name] = value
     return found
+
+
+def _label(pair: dict[str, Any]) -> str:
+    return str(pair["label"])
 
 
 def in_memory(table: pa.Table) -> OpenTable:

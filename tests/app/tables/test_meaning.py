@@ -357,6 +357,14 @@ FOREIGN = {
         "are `confidence`; `predicted` holds 'ape'. .*scores of all classes.* 1 if the prediction is right",
     ),
     "a list of lists": (b'[[{"label": "ape", "score": 0.9}, ...', "it is a list in JSON; records are read"),
+    "an empty list": (
+        b'[{"label": 0, "logits": []}, {"label": 1, "logits": []}]',
+        "must hold lists of numbers",
+    ),
+    "pairs of one label without scores": (
+        b'[{"label": 0, "p": [{"label": "a", "score": null}, {"label": "a", "score": 0.5}]}, {"label": 1}]',
+        "Record 1 .* members of the first",
+    ),
     "records that differ": (b'[{"a": 1, "label": 0}, {"b": 1}]', "Record 1 .* members of the first"),
     "a line cut off": (b'{"a": 1, "label": 0}\n\n{"a": 1', "Line 3 of the document is not JSON"),
 }
