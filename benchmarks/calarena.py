@@ -1,6 +1,6 @@
 """Calibrators by log-loss on many sets, as CalArena compares them (arXiv 2605.30188).
 
-    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--sizes 500 1000 2000] [--only two|many]
+    python -m benchmarks.calarena [FOLDER ...] [--splits 5] [--sizes 500 1000 2000] [--only two|some|many]
     python -m benchmarks.calarena --published CLONE
 
 The sets: every `NAME/{val,test}.npz` of the folders, with `logits` or `probabilities` and `labels`, pooled
@@ -142,7 +142,7 @@ def experiments(folders: list[Path], splits: int, sizes: list[int]) -> Iterator[
         for x, y in both if logits.shape[1] > 2 else both[:1]:
             for seed in range(splits):
                 used, unseen = np.array_split(np.random.default_rng(seed).permutation(len(y)), 2)
-                for size in (*sizes, len(used)):
+                for size in (*(size for size in sizes if size < len(used)), len(used)):
                     part = used[:size]
                     yield Split(f"{file.parent.name}/{size}", x[part], y[part], x[unseen], y[unseen])
     for name, inputs, labels in tables():
@@ -164,6 +164,11 @@ def of_two(name: str, logits: Floats, labels: NDArray[np.int64]) -> tuple[Floats
     second = np.isin(classes, GROUPS.get(name, classes[len(classes) // 2 :]))
     both = [np.logaddexp.reduce(logits[:, group], axis=1) for group in (~second, second)]
     return np.stack(both, axis=1), second[labels].astype(np.int64)
+
+
+def family_of(num_classes: int) -> str:
+    """Name the table of a set: each compares the methods that all of its sets can have."""
+    return "two" if num_classes == 2 else "some" if num_classes <= MOST_OF_LARGE else "many"
 
 
 def published(clone: Path) -> Iterator[tuple[str, Split, dict[str, float]]]:
@@ -281,7 +286,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     parser.add_argument("--splits", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="*", default=[])
-    parser.add_argument("--only", choices=("two", "many"))
+    parser.add_argument("--only", choices=("two", "some", "many"))
     parser.add_argument("--published", type=Path, metavar="CLONE")
     given = parser.parse_args()
     families: dict[str, list[dict[str, Any]]] = {}
@@ -289,9 +294,9 @@ def main() -> None:
         every = published(given.published)
     else:
         made = experiments(given.folders, given.splits, given.sizes)
-        every = (("two" if one.logits.shape[1] == 2 else "many", one, {}) for one in made)
+        every = ((family_of(one.logits.shape[1]), one, {}) for one in made)
     for family, split, known in every:
-        if given.only not in (None, "two" if split.logits.shape[1] == 2 else "many"):
+        if given.only not in (None, family_of(split.logits.shape[1])):
             continue
         row: dict[str, Any] = {"set": split.name, "losses": known, "seconds": {}}
         data = check_validation_set(split.logits, split.labels)

@@ -71,7 +71,7 @@ MOST_CLASSES = {"dirichlet": 20, "polynomial": 10}
 SAMPLES_PER_COLUMN, FEWEST, MOST_ENTRIES = 5, 200, 2_000_000
 """Required by `polynomial`, which reads K (K + 3) / 2 columns, and the most numbers that it may read."""
 INSTEAD = {"dirichlet": "mix+polynomial", "mix+ts": "sms"}
-"""What is not compared where something that contains it is."""
+"""What is not compared where the other is: contained in it, or without a gain beside it."""
 WITHOUT_MIXTURE = {"dirichlet"}
 """Methods with parameters per class that a mixture before them makes no better."""
 BUDGET_SECONDS = 120.0

@@ -64,7 +64,7 @@ def test_a_set_is_fitted_by_several_sizes_and_as_two_groups_of_classes(tmp_path:
     logits, labels = rng.normal(size=(60, 5)), np.arange(60) % 5
     (tmp_path / "five").mkdir()
     np.savez(tmp_path / "five" / "val.npz", logits=logits, labels=labels)
-    found = list(islice(experiments([tmp_path], 1, [12]), 4))
+    found = list(islice(experiments([tmp_path], 1, [12, 500]), 4))
     assert [(one.name, one.logits.shape) for one in found] == [
         ("five/12", (12, 5)),
         ("five/30", (30, 5)),
