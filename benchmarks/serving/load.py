@@ -118,9 +118,8 @@ class Generator:
             stop = start + phase.seconds
             while True:
                 now = time.perf_counter()
-                if now < stop:
-                    waiting.extend(_come_due(phase, outcome, len(pool.idle) - len(waiting), start))
-                elif now > stop + DRAIN_SECONDS or not (pool.busy or waiting):
+                waiting.extend(_come_due(phase, outcome, len(pool.idle) - len(waiting), start, stop))
+                if now >= stop and (now > stop + DRAIN_SECONDS or not (pool.busy or waiting)):
                     break
                 while waiting and pool.idle:
                     pool.send(self._request(), waiting.popleft())
@@ -196,14 +195,18 @@ class Pool:
             connection.socket.close()
 
 
-def _come_due(phase: Phase, outcome: Outcome, free: int, start: float) -> Iterator[float]:
-    """Yield the times of new requests: at once for every free connection, or by the schedule."""
+def _come_due(phase: Phase, outcome: Outcome, free: int, start: float, stop: float) -> Iterator[float]:
+    """Yield the times of new requests: at once for every free connection, or by the schedule.
+
+    What a schedule has before `stop` is due however late this is asked.
+    """
     now = time.perf_counter()
     if phase.rate is None:
-        outcome.offered += free
-        yield from [now] * free
+        if now < stop:
+            outcome.offered += free
+            yield from [now] * free
         return
-    while (due := start + outcome.offered / phase.rate) <= now:
+    while (due := start + outcome.offered / phase.rate) <= now and due < stop:
         outcome.offered += 1
         yield due
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.serving import report
-from benchmarks.serving.load import Generator, Outcome, Phase
+from benchmarks.serving.load import Generator, Outcome, Phase, _come_due
 from benchmarks.serving.payloads import Request, for_boxcal, open_inference, random_logits, read_answer
 
 STALL_SECONDS = 0.6
@@ -113,8 +113,15 @@ def test_refusals_and_broken_connections_are_failures_and_not_latencies(server: 
     outcome = server.run(Phase("rate", seconds=0.7, connections=4, rate=100))
     assert set(outcome.failures) == {"503", "ConnectionError"}
     assert {status: len(took) for status, took in outcome.refused.items()} == {"503": outcome.failures["503"]}
-    assert len(outcome.latencies) + sum(outcome.failures.values()) == outcome.offered
-    assert 50 <= outcome.offered <= 70  # fewer where the phase ends while the machine does something else
+    assert len(outcome.latencies) + sum(outcome.failures.values()) == outcome.offered == 70
+
+
+def test_a_schedule_is_offered_whole_however_late_the_machine_is() -> None:
+    phase, outcome = Phase("rate", seconds=0.7, connections=4, rate=100), Outcome("rate", 100)
+    late = time.perf_counter() - 5.0
+    due = list(_come_due(phase, outcome, 4, late, late + phase.seconds))
+    assert outcome.offered == len(due) == 70
+    assert due[-1] == pytest.approx(late + 0.69)
 
 
 def test_chunked_answers_are_read_whole(server: Server) -> None:
