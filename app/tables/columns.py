@@ -127,14 +127,13 @@ def choose_columns(
     of_classes = _class_columns(others, known or values)
     without: Mapping[str, str] = {}
     if known is None or not set(others) <= set(of_classes):
-        without = texts()
-        _check_numbers(of_classes, without)
-        dropped += tuple(name for name in others if name in without)
+        held = texts()
+        _check_numbers(of_classes, held)
+        without = {name: held[name] for name in others if name in held}
+        dropped += tuple(without)
         others = [name for name in others if name not in without]
     if known is None:
-        wanted, known = _classes_among(
-            others, values, {name: without[name] for name in dropped if name in without}
-        )
+        wanted, known = _classes_among(others, values, without)
     else:
         wanted = _scores_by_class(others, known)
     named = next((one for one in SCORES if all(name.startswith(f"{one}.") for name in wanted)), None)

@@ -158,18 +158,14 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in record.items():
-        is_list = isinstance(value, list) and value
-        if is_list and all(isinstance(one, dict) and one.keys() == PAIR for one in value):
-            found |= {f"{name}.{one['label']}": one["score"] for one in sorted(value, key=_label)}
-        elif isinstance(value, dict):
-            found |= {f"{name}.{key}": one for key, one in value.items()}
+        inner, pairs = value, value if isinstance(value, list) else []
+        if pairs and all(isinstance(one, dict) and one.keys() == PAIR for one in pairs):
+            inner = dict(sorted({str(one["label"]): one["score"] for one in pairs}.items()))
+        if isinstance(inner, dict):
+            found |= {f"{name}.{key}": one for key, one in inner.items()}
         else:
             found[name] = value
     return found
-
-
-def _label(pair: dict[str, Any]) -> str:
-    return str(pair["label"])
 
 
 def in_memory(table: pa.Table) -> OpenTable:
