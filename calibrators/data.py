@@ -82,8 +82,14 @@ class ValidationSet:
     @cached_property
     def scores(self) -> Floats:
         """The logits (N, K) less the mean of their row, in float64: what maps of logits read."""
-        wide = self.logits.astype(np.float64)
-        wide -= mean(wide)
+        wide = np.empty(self.logits.shape)
+
+        def work(rows: slice) -> None:
+            part = self.logits[rows].astype(np.float64)
+            np.subtract(part, mean(part), out=wide[rows])
+
+        for _ in over_blocks(work, len(self), block_rows(self.num_classes)):
+            pass
         return wide
 
     @cached_property

@@ -177,7 +177,7 @@ def _fit_mixed(name: str, data: ValidationSet, **options: Any) -> FitResult:
     """Fit a method to what a mixture makes of the logits."""
     size = data.num_classes
     mixture = Mixture.of(data, data.effective)
-    found = fit_checked(name.removeprefix(MIXED), data.with_logits(mixture(data.scores)), **options)
+    found = fit_checked(name.removeprefix(MIXED), data.with_logits(mixture.over(data.scores)), **options)
     nll, uncalibrated, behind = found.nll, mean_nll(data), found.on_arrays.logit_map
     if nll >= uncalibrated - SAME:
         nll, mixture, behind = uncalibrated, Mixture(size), parse(name).logit_map(size)

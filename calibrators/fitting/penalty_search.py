@@ -19,6 +19,7 @@ from boxcal.calibrators.fitting.objective import Objective, objective_of
 from boxcal.calibrators.maps.base import LogitMap
 from boxcal.calibrators.maps.linear import LinearMap
 from boxcal.calibrators.maps.parameters import Array
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 WORSE = 2
 """The path of strengths ends after so many that are worse than the best."""
@@ -46,19 +47,16 @@ class StrengthPath:
         self._maps = list[LinearMap]()
         self._points = list[list[Array]]()
         self._losses = list[Array]()
-        used, unseen = list[ValidationSet](), list[ValidationSet]()
+        objectives, unseen = list[Objective](), list[Array]()
         for fold, inside in enumerate(masks):
             own = data if read is None else read(fold)
-            used.append(own.rows(~inside))
-            unseen.append(own.rows(inside))
+            used = own.rows(~inside)
             self._maps.append(copy(logit_map))
             self._maps[-1].parameters = dict(logit_map.parameters)
-            self._maps[-1].prepare(used[-1])
+            self._maps[-1].prepare(used)
+            objectives.append(objective_of(self._maps[-1], None, used.scores, used.labels, used.weights))
+            unseen.append(own.rows(inside).scores)
         weights = np.ones(len(data)) if data.weights is None else data.weights
-        objectives = [
-            objective_of(one, None, rows.scores, rows.labels, rows.weights)
-            for one, rows in zip(self._maps, used, strict=True)
-        ]
         points, totals = [logit_map.starts()[0]] * len(masks), list[float]()
         for strength in self.strengths:
             losses = np.empty(len(data))
@@ -68,8 +66,8 @@ class StrengthPath:
                     objectives[fold], points[fold], None, iterations=50, tolerance=1e-6
                 )
                 self.evaluations += count
-                rows = unseen[fold]
-                losses[masks[fold]] = map_losses(one.moved(points[fold]), rows.scores, rows.labels)
+                inside = masks[fold]
+                losses[inside] = map_losses(one.moved(points[fold]), unseen[fold], data.labels[inside])
             self._points.append(list(points))
             self._losses.append(losses)
             totals.append(float(weights @ losses))
@@ -125,9 +123,14 @@ def strongest_of_equals(losses: Array, weights: Array) -> int:
 
 def map_losses(logit_map: LogitMap, source: Array, labels: Array) -> Array:
     """Give the loss (N,) of rows behind a map, without bounds; `source`: what it reads."""
-    log_p = log_softmax(logit_map(source))
-    own: Array = -np.take_along_axis(log_p, labels[:, None], axis=1)[:, 0]
-    return own
+
+    def work(rows: slice) -> Array:
+        log_p = log_softmax(logit_map(source[rows]))
+        own: Array = -np.take_along_axis(log_p, labels[rows, None], axis=1)[:, 0]
+        return own
+
+    block = block_rows(source.shape[1]) if source.ndim == 2 else len(labels)  # inputs are one batch
+    return np.concatenate(list(over_blocks(work, len(labels), block)))
 
 
 def fit_linear(

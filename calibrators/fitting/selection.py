@@ -172,18 +172,17 @@ class _Folds:
         self.floor = FLOOR_SAMPLES / (data.effective + 1.0)
         self._known: list[dict[str, Fitted]] = [{} for _ in (*masks, data)]
 
-    @cached_property
-    def _used(self) -> list[ValidationSet]:
-        """The samples of the fits of each fold, and all."""
-        return [*(self.data.rows(~inside) for inside in self.masks), self.data]
+    def _used(self, place: int) -> ValidationSet:
+        """Copy the samples of the fits of a fold; after the folds, all."""
+        return self.data.rows(~self.masks[place]) if place < len(self.masks) else self.data
 
     @cached_property
     def _mixtures(self) -> list[Mixture]:
-        return [Mixture.of(used, self.data.effective) for used in self._used]
+        return [Mixture.of(self._used(place), self.data.effective) for place in range(len(self._known))]
 
     def _read(self, place: int) -> ValidationSet:
         """Give all samples with what the mixture of a fold makes of the logits."""
-        return self.data.with_logits(self._mixtures[place](self.data.scores))
+        return self.data.with_logits(self._mixtures[place].over(self.data.scores))
 
     def floored(self, losses: Floats) -> Floats:
         """Give losses, nats, of probabilities in which the uniform distribution has the share `floor`."""
@@ -202,7 +201,7 @@ class _Folds:
             )
         losses, folds = np.empty(len(data)), list[ArrayCalibrator]()
         for place, inside in enumerate(self.masks):
-            used = self._read(place).rows(~inside) if method.mixed else self._used[place]
+            used = self._read(place).rows(~inside) if method.mixed else self._used(place)
             folds.append(self._calibrator(name, self._map(name, used, place), place))
             unseen = self.data.rows(inside)
             losses[inside] = map_losses(folds[-1].logit_map, folds[-1].source(unseen), unseen.labels)
@@ -224,7 +223,7 @@ class _Folds:
         if method.logit_map is PolynomialScaling:
             own = unseen_losses(method.logit_map(data.num_classes), data, inside)
         else:
-            one, unseen = self._map(name, self._used[0], 0), data.rows(inside)
+            one, unseen = self._map(name, self._used(0), 0), data.rows(inside)
             own = map_losses(one, one.source(unseen), unseen.labels)
         excess, error = _mean_and_error(own - best, data.rows(inside))
         return excess <= error
@@ -496,7 +495,7 @@ def _with_last(
     """
     mixed = np.empty(data.scores.shape)
     for inside, one in decision.unseen:
-        mixed[inside] = one.logit_map(data.scores[inside])
+        mixed[inside] = one.logit_map.over(data.scores[inside])
     answers, known = data.with_logits(mixed), dict[str, Fitted]()
     last = fit_checked(LAST, answers, seed=seed, progress=progress, known=known).on_arrays.logit_map
     found: Any = known[LAST]

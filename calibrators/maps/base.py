@@ -16,6 +16,7 @@ from boxcal.calibrators import array_ops
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import MissingDataError
 from boxcal.calibrators.maps.parameters import Array, Gradients, Map, Parameters, Solution, Values, Vjp
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 Reads = Literal["logits", "features", "inputs"]
 
@@ -86,6 +87,17 @@ class LogitMap(Map):
         from boxcal.calibrators import tensor_ops  # noqa: PLC0415 - only tensors need torch
 
         return tensor_ops.applied(self.formula, self.parameters, scores)
+
+    def over(self, source: Array) -> Array:
+        """Map many rows (N, D) of an array to logits (N, K), in blocks and a few threads."""
+        mapped = np.empty((len(source), self.num_classes))
+
+        def work(rows: slice) -> None:
+            mapped[rows] = self(source[rows])
+
+        for _ in over_blocks(work, len(source), block_rows(source.shape[1])):
+            pass
+        return mapped
 
     def starts(self) -> Sequence[Array]:
         """Coordinates from which a fit descends; the first one is the identity or nearest to it."""

@@ -38,7 +38,7 @@ class Mixture(LogitMap):
         """Give the mixture for a set that stands for so many samples."""
         share, temperatures = 1.0 / (samples + 1.0), (1.0, best_temperature(data)[0])
         tried = [cls(data.num_classes, {TEMPERATURE: one, SHARE: share}) for one in temperatures]
-        return min(tried, key=lambda one: _tempered_nll(replace(data, logits=one(data.scores))))
+        return min(tried, key=lambda one: _tempered_nll(replace(data, logits=one.over(data.scores))))
 
     def fresh(self) -> dict[str, Any]:
         return {TEMPERATURE: 1.0, SHARE: 0.0}
@@ -76,10 +76,10 @@ class Mixture(LogitMap):
 
 def _tempered_nll(data: ValidationSet) -> float:
     """Give the mean NLL at the best temperature."""
-    scores, temperature = data.scores, best_temperature(data)[0]
+    temperature = best_temperature(data)[0]
 
     def work(rows: slice) -> Any:
-        log_p = array_ops.log_softmax(scores[rows] / temperature)
+        log_p = array_ops.log_softmax(data.logits[rows] / temperature)
         losses = -np.take_along_axis(log_p, data.labels[rows, None], axis=1)[:, 0]
         return losses.sum() if data.weights is None else losses @ data.weights[rows]
 

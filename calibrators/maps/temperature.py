@@ -30,6 +30,8 @@ ROUND_SHARE = 0.8
 """What a pass over the data leaves of the progress that is still to come."""
 CHUNK = 1 << 20
 """Entries of the logits whose derivatives are added up at once."""
+MANY, SOME = 1 << 23, 1 << 19
+"""Entries from which on Newton's method begins at the temperature of some rows, and those of these."""
 
 
 class TemperatureScaling(RowTemperature):
@@ -150,6 +152,10 @@ def best_temperature(
     unit = data.scale
     low, high = 1.0 / (HIGHEST * unit), 1.0 / (LOWEST * unit)
     inverse, slope, rounds = 1.0 / unit, 0.0, 0
+    if data.logits.size >= MANY:
+        some = data.rows(np.arange(0, len(data), data.logits.size // SOME))
+        if some.shows_errors:
+            inverse = 1.0 / best_temperature(some)[0]
     while rounds < ROUNDS:
         slope, curvature = _derivatives(data, inverse, _of_round(tick, rounds))
         rounds += 1

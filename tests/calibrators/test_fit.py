@@ -12,13 +12,15 @@ from benchmarks.fits import Scores
 from boxcal.calibrators import Bounds, Calibrator, array_ops, box_constrained_softmax, fit, methods
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError, MissingDataError
+from boxcal.calibrators.fitting.penalty_search import map_losses
 from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.maps.constant_box import box_at
 from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.maps.isotonic_loop import isotonic_with_one_more
+from boxcal.calibrators.maps.temperature import best_temperature
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.uniform import SortedRows
-from tests.calibrators.samples import Floats, contaminated, everything, nll_of, overconfident
+from tests.calibrators.samples import Floats, contaminated, drawn, everything, nll_of, overconfident
 
 
 def box(fraction: float, slack: float, num_classes: int) -> tuple[float, float]:
@@ -72,6 +74,38 @@ def test_missing_requirements_are_named(method: str, missing: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("wrong", [None, 50])
+def test_the_temperature_of_many_rows_is_found_from_that_of_some(
+    monkeypatch: pytest.MonkeyPatch, wrong: int | None
+) -> None:
+    """Newton's method ends where it does from afar, also where no row of those is predicted wrongly."""
+    logits, labels = drawn(2000, 10, temperature=2.0)
+    if wrong is not None:
+        labels = logits.argmax(axis=1)
+        labels[wrong] = logits[wrong].argmin()
+    data = check_validation_set(logits, labels)
+    temperature, slope, rounds = best_temperature(data)
+    monkeypatch.setattr("boxcal.calibrators.maps.temperature.MANY", 20_000)
+    monkeypatch.setattr("boxcal.calibrators.maps.temperature.SOME", 5_000)
+    found, remaining, fewer = best_temperature(data)
+    assert found == pytest.approx(temperature, rel=1e-12)
+    assert abs(remaining) < 1e-13
+    assert abs(slope) < 1e-13
+    assert fewer <= rounds - (wrong is None)
+
+
+def test_many_rows_are_mapped_and_judged_as_at_once() -> None:
+    """Blocks of rows and threads change no bit."""
+    logits, labels = drawn(20_000, 5, temperature=2.0)
+    mixture = fit("mix+ts", logits, labels).on_arrays.logit_map
+    data = check_validation_set(logits, labels)
+    assert (data.scores == logits.astype(np.float64) - array_ops.mean(logits.astype(np.float64))).all()
+    at_once = mixture(data.scores)
+    assert (mixture.over(data.scores) == at_once).all()
+    losses = -array_ops.log_softmax(at_once)[np.arange(20_000), labels]
+    assert (map_losses(mixture, data.scores, data.labels) == losses).all()
+
+
 @pytest.mark.parametrize("true_temperature", [0.5, 2.0, 5.0])
 def test_temperature_agrees_with_scikit_learn(true_temperature: float) -> None:
     logits, labels = overconfident(3000, 10, temperature=true_temperature)
