@@ -187,7 +187,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             row = int(unknown.argmax())
             raise ValueError(f"y[{row}] is {names[row]!s}, which is none of `classes`.")
         self._check_arguments(self.classes_)
-        if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal("logits")):
+        if self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal()):
             raise InvalidDataError(_in_python(refusal))
         data = check_validation_set(
             self._as_logits(values),

@@ -94,13 +94,13 @@ class ScoreLook:
                 return kind
         return SIGMOIDS if self.largest <= 1 and self.rows >= ENOUGH_FOR_SIGMOIDS else None
 
-    def refusal(self, name: str) -> str | None:
+    def refusal(self) -> str | None:
         """Say why scores that were sent as logits are not read as such; None where they may be."""
         if self.kind not in WHOLE:
             return None
         return (
-            f"`{name}` look like {'percentages' if self.kind == PERCENT else self.kind}: every value is at "
-            f"least 0 and every row sums to {WHOLE[self.kind]:g}. Set scores={self.kind}; if these are "
+            f"The scores look like {'percentages' if self.kind == PERCENT else self.kind}: every value is "
+            f"at least 0 and every row sums to {WHOLE[self.kind]:g}. Set scores={self.kind}; if these are "
             "logits all the same, set scores=logits."
         )
 
@@ -112,7 +112,7 @@ def refusal_of_batch(logits: Array) -> str | None:
         return None
     if ((rows == 0) | (rows == 1)).all():  # unit vectors, with which people try a calibrator
         return None
-    return ScoreLook.of([rows]).refusal(LOGITS)
+    return ScoreLook.of([rows]).refusal()
 
 
 def as_logits(values: Array, kind: str, first: int = 0, *, precision: float = PRECISION) -> tuple[Array, int]:

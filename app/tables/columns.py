@@ -198,7 +198,13 @@ def _classes_among(
     if found is None:
         texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
         said = " Name those of the classes in the order of their indices: classes=a,b,c."
-        if len(others) < len(values):
+        of_one = [name for name in others if SCORE.fullmatch(name)]
+        if {value.casefold() for value in values} <= {name.casefold() for name in others}:
+            said = " They differ from the labels in upper and lower case alone; write both alike."
+        elif len(values) == 2 and len(of_one) == 1:
+            without_it = ",".join(name for name in others if name != of_one[0])
+            said = f" If `{of_one[0]:.50}` is the score of {values[1]!r:.50}, set ignore={without_it:.1000}."
+        elif len(others) < len(values):
             said = (
                 " Each row needs the scores of all classes. Where only that of the predicted class is known, "
                 "calibrate it as the score of two classes: the label is 1 if the prediction is right, or 0."

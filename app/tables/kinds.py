@@ -19,6 +19,7 @@ FOREIGN = (
     (b"BZh", "it is compressed with bzip2; unpack it, or use gzip"),
     (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it, or use gzip"),
     (b"\x89HDF", "it is HDF5; save the arrays with numpy.savez"),
+    (b"MATLAB", "it is a file of MATLAB; save the arrays with numpy.savez"),
     (b"FEA1", "it is Feather, version 1; write it in version 2"),
     (b"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
     (b"<", "it is HTML or XML"),

@@ -124,7 +124,7 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
     )
     if classes is not None:
         why = f"which is no class of the model{hint(name, classes)}"
-    raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}.")
+    raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}{'' if why.endswith('?') else '.'}")
 
 
 def _decoded(labels: Array, first: int) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.arrays import Array
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import LOGITS, PROBABILITIES, SIGMOIDS, ScoreLook, as_logits
+from boxcal.calibrators.scores import PROBABILITIES, SIGMOIDS, ScoreLook, as_logits
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -49,5 +49,5 @@ def check_kind(look: ScoreLook, *, is_single: bool) -> None:
             "The file has one column of scores for two classes, all between 0 and 1. Set scores=probabilities"
             " if they are probabilities of the second class, or scores=logits."
         )
-    if refusal := look.refusal(LOGITS):
+    if refusal := look.refusal():
         raise InvalidUpload(refusal)

@@ -72,7 +72,7 @@ def test_real_logits_are_not_taken_for_something_else() -> None:
         rows, num_classes = rng.integers(20, 200), rng.integers(2, 60)
         logits = rng.exponential(3) * rng.normal(size=(rows, num_classes)) + rng.normal() * 3
         assert ScoreLook.of([np.round(logits, rng.integers(1, 8))]).kind in {None, "sigmoids"}
-        assert ScoreLook.of([logits]).refusal("logits") is None
+        assert ScoreLook.of([logits]).refusal() is None
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

@@ -203,7 +203,7 @@ def given(**columns: Any) -> Callable[[pd.DataFrame], pd.DataFrame]:
 
 
 NEITHER = r"neither .* \(missing: 'age'; did you mean 'Age'\?\) nor .* \(missing: 'cat' and 2 more\)"
-DGO = r"labels\[5\] is 'dgo', which is no class of the model; did you mean 'dog'"
+DGO = r"labels\[5\] is 'dgo', which is no class of the model; did you mean 'dog'\?$"
 CHANGES: dict[str, list[tuple[Callable[[pd.DataFrame], Any], Callable[[pd.DataFrame], bytes], str]]] = {
     "numeric": [
         (changed(7, "age", "old"), as_csv, r"features\[7\]: .* 'age' is 'old'; it is a number"),

@@ -32,6 +32,7 @@ from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarg
 from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
+from boxcal.app.tables.kinds import START_BYTES, foreign_archive
 from boxcal.app.tables.labels import check_shape, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.scores import stored_dtype
@@ -90,7 +91,11 @@ def _directory_size(file: IO[bytes]) -> int:
     if start < 0 or len(tail) - start < END.size:
         raise InvalidUpload("The file is no readable zip archive: its end is missing.")
     if tail[max(0, start - LOCATOR_BYTES) : start].startswith(LOCATOR_MAGIC):
-        raise InvalidUpload("The file is no readable zip archive: it is in the 64-bit form of zip.")
+        head = file.read(START_BYTES)
+        length = int.from_bytes(head[LOCAL_HEADER_BYTES - 4 : LOCAL_HEADER_BYTES - 2], "little")
+        name = head[LOCAL_HEADER_BYTES : LOCAL_HEADER_BYTES + length].decode(errors="replace")
+        said = foreign_archive([name]) or "it is in the 64-bit form of zip"
+        raise InvalidUpload(f"The file is no readable zip archive: {said}.")
     size: int = END.unpack_from(tail, start)[5]
     return size
 
@@ -149,7 +154,7 @@ def choose(place: str, there: Collection[str], inputs: ModelInputs | None) -> li
         raise InvalidUpload(f"{place} has a member 'texts', which this model does not read.")
     for name in there:
         if name not in NAMES and (found or place == "The document"):
-            known = f"it may have {', '.join(f'`{each}`' for each in NAMES)}."
+            known = f"it may have {', '.join(f'`{each}`' for each in NAMES)}. A table is a list of objects."
             raise InvalidUpload(f"{place} has a member {name!r:.100}{hint(name, NAMES, known)}")
     if not found or "labels" not in there:
         shown = ", ".join(f"`{name:.100}`" for name in sorted(there)[:20]) or "no arrays"

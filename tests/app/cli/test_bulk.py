@@ -145,7 +145,7 @@ WRONG = [[np.nan if row == 12 else score for score in scores] for row, scores in
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (SHARES, "`logits` look like probabilities: .* Set --scores probabilities"),
+        (SHARES, "The scores look like probabilities: .* Set --scores probabilities"),
         ({"labels": LOGITS}, "must hold either `logits` or `probabilities`; it holds `labels`"),
         ({"logits": LOGITS, "probabilities": SHARES}, "it holds `logits`, `probabilities`"),
         (np.zeros((2, 3, 4)), r"`logits` must be numbers \(N, K\), got float64 of the shape \(2, 3, 4\)"),

@@ -177,7 +177,7 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
         ({"logits": [[0.0, 9.0]], "label": [0.5]}, "labels[0] is 0.5; class indices are integers"),
         ({"logits": [[0.0, np.nan]], "label": [0]}, "logits[0, 1] is nan; every value must be finite"),
         ({"logits": [0.0, 1.0], "label": [0, 1]}, "must hold numbers (N, K), got float64 of shape (2,)"),
-        ({"logits": [[0.2, 0.8]] * 9, "labels": [0] * 9}, "`logits` look like probabilities"),
+        ({"logits": [[0.2, 0.8]] * 9, "labels": [0] * 9}, "The scores look like probabilities"),
         ({"probabilities": [[0.5, 0.6]], "label": [0]}, "probabilities[0] sums to 1.1; the probabilities"),
         ({"logits": [[0.0, 9.0]], "label": [0, 1]}, "`logits` has 1 rows, but `labels` has 2 values"),
         ({"logits": [[0.0, 9.0]], "label": [[0, 1]]}, "which looks like a one-hot encoding"),

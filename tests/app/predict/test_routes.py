@@ -225,7 +225,7 @@ def test_probabilities_sent_as_logits_are_refused_unless_they_are_declared(http:
         for body in ({"content": npy(sent), "headers": NPY}, {"json": {"logits": sent.tolist()}}):
             said = problem(http.post("/calibrate", **body), 422)
             kind = "percentages" if sent.max() > 1 else "probabilities"
-            assert f"`logits` look like {kind}: every value is at least 0" in said
+            assert f"The scores look like {kind}: every value is at least 0" in said
             assert said.endswith("a JSON body names its rows `probabilities` or `percent`.")
             assert http.post("/calibrate?scores=logits", **body).is_success
     few = http.post("/calibrate", json={"logits": rows[:7].tolist()})

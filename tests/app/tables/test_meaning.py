@@ -18,6 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload
 from boxcal.app.tables.labels import Declared, as_indices
@@ -333,6 +334,12 @@ def zipped(name: str, content: bytes = b"") -> bytes:
     return out.getvalue()
 
 
+def saved_by_torch() -> bytes:
+    out = io.BytesIO()
+    torch.save({"logits": torch.zeros(3, 2)}, out)
+    return out.getvalue()
+
+
 CSV = frame(ONE).to_csv(index=False)
 FOREIGN = {
     "label": (CSV.replace("label", "Label", 1).encode(), "`Label` is it, set label=Label"),
@@ -346,6 +353,22 @@ FOREIGN = {
     "cells at the end": (CSV.replace("\n", ",\n").replace(",\n", "\n", 1).encode(), "end with a delimiter"),
     "pickle": (pickle.dumps({"logits": [1]}), "it is a pickle, which is never opened"),
     "torch.save": (zipped("archive/data.pkl"), "saved by torch.save"),
+    "torch.save, 64-bit": (saved_by_torch(), "saved by torch.save"),
+    "MATLAB": (b"MATLAB 5.0 MAT-file, " + bytes(200), "a file of MATLAB"),
+    "a header in Windows-1252": ("chât,p,label\n1,2,0\n".encode("cp1252"), r"byte\. Save it in UTF-8\.$"),
+    "a cell in Windows-1252": (b"p,q,label\n1,2,a\n2,1,b\n1,2,ch\xe2t\n", r"UTF8 data\. Save it in UTF-8\.$"),
+    "labels in another case": (
+        CSV.replace(",ape", ",Ape").replace(",bee", ",BEE").encode(),
+        "are `ape`, .* differ from the labels in upper and lower case alone",
+    ),
+    "one score beside numbers": (
+        b"id,age,probability,label\n" + b"1,30,0.25,0\n2,40,0.75,1\n" * 9,
+        "If `probability` is the score of '1', set ignore=id,age.$",
+    ),
+    "a table by columns": (
+        frame(ONE).to_json().encode(),
+        r"member 'ape'; .* A table is a list of objects\.$",
+    ),
     "xlsx": (zipped("xl/workbook.xml"), "Excel file"),
     "zipped CSV": (zipped("t.csv", CSV.encode()), "a table in a .zip; unpack it, or compress it with gzip"),
     "damaged gzip": (gzip.compress(CSV.encode())[:-9], "no readable .gz"),
