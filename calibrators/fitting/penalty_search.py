@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +50,11 @@ class StrengthPath:
         self._losses = list[Array]()
         objectives, unseen = list[Objective](), list[Array]()
         for fold, inside in enumerate(masks):
-            own = data if read is None else read(fold)
-            used = own.rows(~inside)
             self._maps.append(copy(logit_map))
             self._maps[-1].parameters = dict(logit_map.parameters)
-            self._maps[-1].prepare(used)
-            objectives.append(objective_of(self._maps[-1], None, used.scores, used.labels, used.weights))
-            unseen.append(own.rows(inside).scores)
+            seen, rows = _parted(self._maps[-1], data if read is None else read(fold), inside)
+            objectives.append(seen)
+            unseen.append(rows)
         weights = np.ones(len(data)) if data.weights is None else data.weights
         points, totals = [logit_map.starts()[0]] * len(masks), list[float]()
         for strength in self.strengths:
@@ -96,6 +95,19 @@ class StrengthPath:
         """Give the map of each fold, at the strength that the other folds choose."""
         chosen = zip(self._maps, self.nested, range(len(self.masks)), strict=True)
         return [one.moved(self._points[index][fold]) for one, index, fold in chosen]
+
+
+def _parted(logit_map: LinearMap, data: ValidationSet, inside: Array) -> tuple[Objective, Array]:
+    """Give the objective of a map on the rows outside a fold, and the scores of those inside.
+
+    Of the rows outside it keeps what the map computes of them once, and nothing beside: all folds are held at
+    a time, and logits may be of a thousand classes.
+    """
+    used = data.rows(~inside)
+    logit_map.prepare(used)
+    objective: Any = objective_of(logit_map, None, used.scores, used.labels, used.weights)
+    objective.data.scores = objective.precomputed
+    return objective, data.rows(inside).scores
 
 
 def unseen_losses(logit_map: LinearMap, data: ValidationSet, inside: Array) -> Array:
