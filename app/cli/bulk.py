@@ -33,14 +33,14 @@ from pyarrow import ipc
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
 from boxcal.app.cli.output import Advance, UsageError, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
-from boxcal.app.cli.validation import saved_calibrator
+from boxcal.app.cli.validation import saved_calibrator, unpacked
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
 from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
-from boxcal.app.tables.kinds import START_BYTES, foreign_archive, table_kind
+from boxcal.app.tables.kinds import START_BYTES, foreign_archive, no_kind, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.sample_schema import FEATURES, ModelInputs, either_of, tokens_of
 from boxcal.app.tables.sample_schema import TEXTS as TEXT_MEMBER
@@ -99,10 +99,8 @@ class RowFile:
             start = file.read(START_BYTES)
         kind = next((kind for kind, magic in ARRAYS.items() if start.startswith(magic)), table_kind(start))
         if kind is None:
-            raise InvalidUpload(
-                "The file is no folder of images, and no .parquet, .arrow, .csv, .npz, .npy or .json of"
-                " records."
-            )
+            kinds = "folder of images, and no .parquet, .arrow, .csv, .npz, .npy or .json of records"
+            raise InvalidUpload(no_kind(f"The file is no {kinds}", start))
         self._kind, self._backbone, self._samples = kind, backbone, ModelInputs.of(backbone)
         with readable(kind):
             if kind in ARRAYS:
@@ -233,7 +231,8 @@ def source_of(path: Path, loaded: Loaded, declared: Declared, run: Run) -> Sourc
         size = given or (IMAGE_BATCH if backbone.device == "cpu" else IMAGES)
         return _images(path, backbone, limits.MAX_PIXELS, size, run)
     _, digest = _sizes_of(path.parent, [path.name])
-    file = RowFile(path, backbone, declared)
+    with unpacked(path) as plain:
+        file = RowFile(plain, backbone, declared)
     if file.has_samples and backbone.inputs.kind == "texts":
         return _rows(file, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
     if file.has_samples:

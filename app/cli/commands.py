@@ -81,9 +81,9 @@ def monitor(
             exists=True,
             dir_okay=False,
             readable=True,
-            help="`.npz`, `.parquet`, `.arrow` or `.csv` with label, empty or -1 where it is unknown, and "
-            "logits, probabilities or one column per class; a column time, where there is one, gives the "
-            "order.",
+            help="`.npz`, `.parquet`, `.arrow`, `.csv` or records (`.json`, `.jsonl`), also as `.gz`, with "
+            "label, empty or -1 where it is unknown, and logits, probabilities or one column per class; a "
+            "column time, where there is one, gives the order.",
         ),
     ],
     *,

@@ -12,6 +12,7 @@ import typer
 
 from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import UsageError, messages, naming, plain_table, screen, write_json
+from boxcal.app.cli.validation import unpacked
 
 if TYPE_CHECKING:
     from boxcal.app.client import Feedback
@@ -28,7 +29,8 @@ def feedback(
             exists=True,
             dir_okay=False,
             readable=True,
-            help="`.csv` or `.parquet` with the columns id and label, and perhaps propensity and source.",
+            help="`.csv` or `.parquet`, also as `.gz`, with the columns id and label, and perhaps propensity "
+            "and source.",
         ),
     ],
     *,
@@ -65,9 +67,9 @@ def _parts(path: Path) -> Iterator[list[Any]]:
     from boxcal.app.tables.label_rows import label_rows
 
     part: list[Any] = []
-    with path.open("rb") as file:
+    with naming(path), unpacked(path) as plain, plain.open("rb") as file:
         kind = table_kind(file.peek(START_BYTES)) or "csv"
-        with naming(path), readable(kind):
+        with readable(kind):
             for row in label_rows(open_table(file, kind)):
                 part.append(row)
                 if len(part) == ITEMS_PER_REQUEST:

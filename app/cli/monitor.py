@@ -25,12 +25,12 @@ from boxcal.app.cli.output import (
     show_warnings,
     write_json,
 )
-from boxcal.app.cli.validation import saved_calibrator
+from boxcal.app.cli.validation import saved_calibrator, unpacked
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.monitoring.fold import ActiveVersion, MonitorFold, document_of
 from boxcal.app.monitoring.records import NONE, entries
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
-from boxcal.app.tables.kinds import START_BYTES, check_tables_package, table_kind
+from boxcal.app.tables.kinds import START_BYTES, check_tables_package, no_kind, table_kind
 from boxcal.app.tables.labels import (
     Declared,
     as_indices,
@@ -70,12 +70,14 @@ class PredictionLog:
 
 def read(path: Path, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
     """Read a log and sort it by time, where there is one; `classes`: the names of a calibrator."""
-    with naming(path), path.open("rb") as file:
+    with naming(path), unpacked(path) as plain, plain.open("rb") as file:
         start = file.read(START_BYTES)
         file.seek(0)
         kind = "npz" if start[:2] == b"PK" else table_kind(start)
         if kind is None:
-            raise InvalidUpload("The file is no .npz, .parquet, .arrow, .csv or .json of records.")
+            raise InvalidUpload(
+                no_kind("The file is no .npz, .parquet, .arrow, .csv or .json of records", start)
+            )
         return _npz(file, declared, classes) if kind == "npz" else _table(file, kind, declared, classes)
 
 

@@ -41,9 +41,10 @@ ValidationFile = Annotated[
         metavar="FILE",
         exists=True,
         readable=True,
-        help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow` or `.csv` with the "
-        "column label and either logits (lists) or one column per class; or images: a folder or a `.zip` "
-        "with one folder per class; or labelled rows or texts for the model (BOXCAL_MODEL).",
+        help="`.npz` or `.json` with logits (N, K) and labels (N,); `.parquet`, `.arrow`, `.csv` or records "
+        "(`.json`, `.jsonl`) with the column label and either logits (lists) or one column per class, also "
+        "as `.gz`; or images: a folder or a `.zip` with one folder per class; or labelled rows or texts for "
+        "the model (BOXCAL_MODEL).",
     ),
 ]
 Labels = Annotated[

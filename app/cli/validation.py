@@ -49,6 +49,31 @@ def joined(file: Path, labels: Path | None) -> Iterator[Path]:
         yield packed
 
 
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """Give a file, or what one that is compressed with gzip unpacks to, to be opened before this ends."""
+    import gzip
+    import shutil
+    import zlib
+
+    from boxcal.app.http.problems import InvalidUpload
+    from boxcal.app.tables.kinds import GZIP_MAGIC
+
+    with path.open("rb") as file:
+        is_packed = file.read(2) == GZIP_MAGIC
+    if not is_packed:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
+        plain = Path(folder) / "unpacked"
+        try:
+            with gzip.open(path) as content, plain.open("wb") as out:
+                shutil.copyfileobj(content, out)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise InvalidUpload(f"The file is no readable .gz: {error}.") from error
+        yield plain
+
+
 @dataclass(frozen=True)
 class CheckedFile:
     """What a command reads of a validation file."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from boxcal.app.http.problems import InvalidUpload
 
 START_BYTES = 2**16
+GZIP_MAGIC = b"\x1f\x8b"
 DELIMITERS = ",;\t|"
 FOREIGN = (
     (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
@@ -60,9 +61,10 @@ def table_kind(start: bytes) -> str | None:
     return "csv" if is_csv and not line.startswith((b"{", b"[", b"#", b"<")) else None
 
 
-def foreign_kind(start: bytes) -> str | None:
-    """Say what a file is that is not read, and what to do; None if that is not known."""
-    return next((said for magic, said in FOREIGN if start.startswith(magic)), None)
+def no_kind(expected: str, start: bytes) -> str:
+    """Say that a file that begins so is none of those expected, what it is instead, and what to do."""
+    begins = f"it begins with {start[:4]!r}" if start else "it is empty"
+    return f"{expected}: {next((said for magic, said in FOREIGN if start.startswith(magic)), begins)}."
 
 
 def foreign_archive(names: Sequence[str]) -> str | None:

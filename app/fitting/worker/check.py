@@ -28,17 +28,17 @@ from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, Stor
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat, UploadTooLarge
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
 from boxcal.app.tables.kinds import (
+    GZIP_MAGIC,
     START_BYTES,
     check_tables_package,
     foreign_archive,
-    foreign_kind,
+    no_kind,
     table_kind,
 )
 from boxcal.app.tables.labels import NAME, NOTHING, Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 from boxcal.calibrators.method import no_method
 
-GZIP_MAGIC = b"\x1f\x8b"
 UNPACKED_AT_ONCE = 2**20
 
 
@@ -147,10 +147,8 @@ def read_file(
         document = read_object(buffered, file.length)
         read_json(document, folder, expected)
     else:
-        begins = foreign_kind(start) or (f"it begins with {start[:4]!r}" if start else "it is empty")
-        raise UnknownUploadFormat(
-            f"The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images: {begins}."
-        )
+        wanted = "The file is neither .npz nor .parquet, .arrow, .csv or .json, nor a .zip of images"
+        raise UnknownUploadFormat(no_kind(wanted, start))
     return StoredSet(folder)
 
 

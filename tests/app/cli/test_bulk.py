@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,11 @@ def test_other_columns_are_kept(tmp_path: Path) -> None:
         assert {name: found[name] for name in own} == table.select(list(own)).to_pydict()
     rows = pa.table({"id": ids, "no": range(50)} | {str(k): LOGITS[:, k] for k in range(3)})
     pacsv.write_csv(rows, tmp_path / "in.csv")
-    found = run(tmp_path / "in.csv", out, declared=Declared(ignore=("id", "no")))
-    assert (found["id"], found["no"]) == (ids, [str(n) for n in range(50)])
-    assert found["index"] == LOGITS.argmax(axis=1).tolist()
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress((tmp_path / "in.csv").read_bytes()))
+    for name in ("in.csv", "in.csv.gz"):
+        found = run(tmp_path / name, out, declared=Declared(ignore=("id", "no")))
+        assert (found["id"], found["no"]) == (ids, [str(n) for n in range(50)])
+        assert found["index"] == LOGITS.argmax(axis=1).tolist()
 
 
 def test_one_score_of_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,12 +191,12 @@ def test_the_service_named_by_the_environment_is_used(
         assert client.url == url
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
 def test_feedback_sends_a_file_of_labels(boxcal: Boxcal, url: str, tmp_path: Path, suffix: str) -> None:
     with BoxcalClient(url) as client:
         ids = [p.id for p in client.calibrate(np.eye(10), feedback=True).predictions]
     table, file = pd.DataFrame({"id": ids, "label": range(10)}), tmp_path / f"labels.{suffix}"
-    if suffix == "csv":
+    if suffix.startswith("csv"):
         table.to_csv(file, index=False)
     else:
         table.assign(source=None).to_parquet(file)

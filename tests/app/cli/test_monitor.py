@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,8 @@ def test_every_form_of_the_log_gives_the_same_numbers(boxcal: Boxcal, log: Path,
     dated = table.assign(time=dates, logits=table["logits"].map(json.dumps))
     dated.to_csv(tmp_path / "log.csv", index=False)
     expected = boxcal("monitor", log, "--json").json
-    for name in ("log.parquet", "log.arrow", "log.csv"):
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress((tmp_path / "log.csv").read_bytes()))
+    for name in ("log.parquet", "log.arrow", "log.csv", "log.csv.gz"):
         found = boxcal("monitor", tmp_path / name, "--json").json
         for part in (expected, found):
             part["diagnosis"]["began_at"] = None
@@ -200,7 +202,9 @@ def test_what_is_no_log_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("log.txt", b"some words\n", "is no .npz, .parquet, .arrow, .csv or .json of records"),
+        ("log.txt", b"some words\n", ".csv or .json of records: it begins with b'some'."),
+        ("log.csv", "id,label\n".encode("utf-16"), "it is text in UTF-16; save it in UTF-8."),
+        ("log.csv.gz", gzip.compress(b"a,label\n" * 99)[:-9], "log.csv.gz: The file is no readable .gz: "),
         ("log.csv", b"logits,label\n", "has no rows"),
         ("log.csv", b"cat,dog,label\n0,1,1\n", "The table needs a column `logits` or `probabilities`, or"),
         ("log.csv", b"logits,label\nzero,1\n", "logits[0] is 'zero'; it is a number"),
