@@ -199,7 +199,7 @@ def _classes_among(
         texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
         said = " Name those of the classes in the order of their indices: classes=a,b,c."
         of_one = [name for name in others if SCORE.fullmatch(name)]
-        if {value.casefold() for value in values} <= {name.casefold() for name in others}:
+        if values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
             said = " They differ from the labels in upper and lower case alone; write both alike."
         elif len(values) == 2 and len(of_one) == 1:
             without_it = ",".join(name for name in others if name != of_one[0])

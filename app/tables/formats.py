@@ -73,7 +73,7 @@ def readable(kind: str) -> Generator[None]:
             raise
         said = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
         more = " Does each row end with a delimiter?" if said and int(said[2]) == int(said[1]) + 1 else ""
-        if "utf" in str(error).lower():
+        if isinstance(error, UnicodeDecodeError) or "invalid UTF8 data" in str(error):
             more = ". Save it in UTF-8."
         raise InvalidUpload(f"The file is no readable .{kind}: {error}"[:500] + more) from error
 

@@ -112,12 +112,10 @@ def _parted(logit_map: LinearMap, data: ValidationSet, inside: Array) -> tuple[O
 
 def unseen_losses(logit_map: LinearMap, data: ValidationSet, inside: Array) -> Array:
     """Give the losses of the rows of a fold, by a fit without them at the second strength."""
-    used, unseen = data.rows(~inside), data.rows(inside)
-    logit_map.prepare(used)
     logit_map.strength = logit_map.strengths[1]
-    objective = objective_of(logit_map, None, used.scores, used.labels, used.weights)
+    objective, scores = _parted(logit_map, data, inside)
     point, _, _ = descend(objective, logit_map.starts()[0], None, iterations=50, tolerance=1e-6)
-    return map_losses(logit_map.moved(point), unseen.scores, unseen.labels)
+    return map_losses(logit_map.moved(point), scores, data.labels[inside])
 
 
 def strongest_of_equals(losses: Array, weights: Array) -> int:

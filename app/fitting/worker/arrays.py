@@ -154,7 +154,8 @@ def choose(place: str, there: Collection[str], inputs: ModelInputs | None) -> li
         raise InvalidUpload(f"{place} has a member 'texts', which this model does not read.")
     for name in there:
         if name not in NAMES and (found or place == "The document"):
-            known = f"it may have {', '.join(f'`{each}`' for each in NAMES)}. A table is a list of objects."
+            known = f"it may have {', '.join(f'`{each}`' for each in NAMES)}."
+            known += " A table is a list with an object for each row."
             raise InvalidUpload(f"{place} has a member {name!r:.100}{hint(name, NAMES, known)}")
     if not found or "labels" not in there:
         shown = ", ".join(f"`{name:.100}`" for name in sorted(there)[:20]) or "no arrays"

@@ -346,6 +346,7 @@ FOREIGN = {
     "target": (CSV.replace("label", "target", 1).encode(), "`target` is it, set label=target"),
     "fraud": (CSV.replace("label", "fraud", 1).encode(), r"`fraud`\. Name it: label=NAME"),
     "percent signs": (b"no,yes,label\n" + 30 * b"12.5%,87.5%,yes\n", "it holds '87.5%'"),
+    "a header alone": (b"ape,utf_bee,label\n", r"\(none\)\. .* `ape`, `utf_bee`\. Name those of the classes"),
     "no header": (CSV.partition("\n")[2].replace(",ape", ",0").encode(), "needs one column `label`"),
     "numbers alone": (b"0.1,2,0\n" * 30, "first line holds numbers: add a line that names the columns"),
     "UTF-16": (CSV.encode("utf-16"), "text in UTF-16; save it in UTF-8"),
@@ -367,7 +368,7 @@ FOREIGN = {
     ),
     "a table by columns": (
         frame(ONE).to_json().encode(),
-        r"member 'ape'; .* A table is a list of objects\.$",
+        r"member 'ape'; .* A table is a list with an object for each row\.$",
     ),
     "xlsx": (zipped("xl/workbook.xml"), "Excel file"),
     "zipped CSV": (zipped("t.csv", CSV.encode()), "a table in a .zip; unpack it, or compress it with gzip"),
