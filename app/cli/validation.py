@@ -64,7 +64,8 @@ def unpacked(path: Path) -> Iterator[Path]:
     if not is_packed:
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="boxcal-") as folder:
+    # Windows does not delete a file that is still open: that of a table whose rows are read later.
+    with tempfile.TemporaryDirectory(prefix="boxcal-", ignore_cleanup_errors=True) as folder:
         plain = Path(folder) / "unpacked"
         try:
             with gzip.open(path) as content, plain.open("wb") as out:
