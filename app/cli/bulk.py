@@ -26,6 +26,7 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import ipc
@@ -301,6 +302,8 @@ def _sizes_of(folder: Path, names: Iterable[str]) -> tuple[dict[str, int], str]:
 AHEAD = 2
 """Tasks for each thread that wait, so that none is idle while results are written."""
 UNFINISHED = "output.unfinished"
+CSV, FORMATS = ".csv", (".parquet", ".csv", "")
+"""The endings of an output; one without any is Parquet."""
 REPEATED = ["label", "index"]
 """Columns with few different values."""
 COLUMNS = (*REPEATED, "probability", "probabilities")
@@ -320,6 +323,8 @@ def run(
 
     Returns the number of rows.
     """
+    if output.suffix not in FORMATS:
+        raise UsageError(f"--output writes .parquet or .csv, which {output.name} is not")
     found = Loaded.of(source, calibrator, declared)
     backbone, loaded = found.backbone, found.calibrator
     bounds = bounds_of(lower, upper, backbone.labels)
@@ -340,7 +345,8 @@ def run(
     with naming(source), progress_bar("predicting") as advance, ExitStack() as stack:
         pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="bulk")
         stack.callback(pool.shutdown, cancel_futures=True)
-        count = _write(folder, opened, _results(opened, folder, answers, pool), advance)
+        results = _results(opened, folder, answers, pool)
+        count = _write(folder, opened, results, advance, backbone.labels if output.suffix == CSV else None)
     if count == 0:
         raise UsageError(f"{source} has no images or rows")
     (folder / UNFINISHED).replace(output)
@@ -405,8 +411,13 @@ class _Answers:
         return pa.table({**task.others, **answers})
 
 
-def _write(folder: Path, source: Source, results: Iterator[Result], advance: Advance) -> int:
-    """Keep each part, and add it to the output; return the number of rows."""
+def _write(
+    folder: Path, source: Source, results: Iterator[Result], advance: Advance, labels: Sequence[str] | None
+) -> int:
+    """Keep each part, and add it to the output; return the number of rows.
+
+    `labels`: the classes, where the output is a CSV.
+    """
     count = 0
 
     def counted() -> Iterator[pa.Table | None]:
@@ -418,15 +429,39 @@ def _write(folder: Path, source: Source, results: Iterator[Result], advance: Adv
 
     tables, number = counted(), 0
     with ExitStack() as stack:
-        writer: pq.ParquetWriter | None = None
+        writer: pq.ParquetWriter | pacsv.CSVWriter | None = None
         while of_part := list(islice(tables, source.per_part)):
             part = _kept(_part(folder, number), [table for table in of_part if table is not None])
+            part = part if labels is None else _flat(part, labels)
             if writer is None:
-                opened = pq.ParquetWriter(folder / UNFINISHED, part.schema, use_dictionary=REPEATED)
+                path = folder / UNFINISHED
+                opened = (
+                    pq.ParquetWriter(path, part.schema, use_dictionary=REPEATED)
+                    if labels is None
+                    else pacsv.CSVWriter(path, part.schema)
+                )
                 writer = stack.enter_context(opened)
             writer.write_table(part)
             number += 1
     return count
+
+
+def _flat(table: pa.Table, labels: Sequence[str]) -> pa.Table:
+    """Give rows as CSV can hold them: the probability of each class as a column `p_` and its name."""
+    columns: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if name == COLUMNS[-1]:
+            rows = column.combine_chunks().flatten().to_numpy().reshape(-1, len(labels))
+            own = {f"p_{label}": rows[:, k] for k, label in enumerate(labels)}
+            if taken := next((one for one in own if one in columns), None):
+                raise UsageError(f"the table has a column {taken!r:.100} already; write a .parquet file")
+            columns |= own
+        elif pa.types.is_nested(column.type):
+            raise UsageError(f"the column {name!r:.100} holds lists or objects; write a .parquet file")
+        else:
+            is_coded = pa.types.is_dictionary(column.type)
+            columns[name] = column.cast(column.type.value_type) if is_coded else column
+    return pa.table(columns)
 
 
 def _part(folder: Path, number: int) -> Path:

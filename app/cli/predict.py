@@ -59,8 +59,8 @@ def predict(
         typer.Option(
             "--output",
             "-o",
-            help="Write the predictions of a folder or of a table, in its order, to this `.parquet`. A run "
-            "that was stopped continues. With a calibrator, a table of scores needs no model.",
+            help="Write the predictions of a folder or of a table, in its order, to this `.parquet` or "
+            "`.csv`. A run that was stopped continues. With a calibrator, a table of scores needs no model.",
         ),
     ] = None,
     scores: Scores = None,
@@ -88,7 +88,7 @@ def predict(
         return
     for image in images:
         if image.is_dir():
-            raise UsageError(f"{image} is a folder; add --output FILE.parquet")
+            raise UsageError(f"{image} is a folder; add --output FILE.parquet (or .csv)")
         if image.suffix in TABLES:
             raise UsageError(
                 f"{image} is a table, not an image. A table is predicted by this machine with --output"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -125,6 +126,42 @@ def test_other_columns_are_kept(tmp_path: Path) -> None:
         found = run(tmp_path / name, out, declared=Declared(ignore=("id", "no")))
         assert (found["id"], found["no"]) == (ids, [str(n) for n in range(50)])
         assert found["index"] == LOGITS.argmax(axis=1).tolist()
+
+
+def write(given: Path, output: Path) -> None:
+    bulk.run(given, output, lower=None, upper=None, calibrator=None)
+
+
+def test_an_output_in_csv_has_a_column_for_each_class(tmp_path: Path) -> None:
+    """In several parts, of every type of column; the file can be read as scores again."""
+    table = pa.table(
+        {"site": pa.array(["a,b", 'c"d'] * 25).dictionary_encode(), "no": range(50), "logits": list(LOGITS)}
+    )
+    pq.write_table(table, tmp_path / "in.parquet")
+    expected = run(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    write(tmp_path / "in.parquet", tmp_path / "out.csv")
+    found = pd.read_csv(tmp_path / "out.csv", dtype={"label": str})
+    names = [f"p_{name}" for name in range(3)]
+    others = ["site", "no", "label", "index", "probability"]
+    assert list(found) == [*others, *names]
+    for name in others:
+        assert found[name].tolist() == expected[name]
+    np.testing.assert_array_equal(found[names], np.array(expected["probabilities"]))
+    declared = Declared("probabilities", ignore=tuple(others))
+    again = run(tmp_path / "out.csv", tmp_path / "again.parquet", declared=declared)
+    np.testing.assert_allclose(again["probabilities"], expected["probabilities"], atol=1e-12)
+
+
+def test_what_no_csv_can_hold_is_refused(tmp_path: Path) -> None:
+    for others, says in (
+        ({"tags": [[1]] * 50}, "'tags' holds lists or objects; write a .parquet file"),
+        ({"p_1": ["x"] * 50}, "has a column 'p_1' already"),
+    ):
+        pq.write_table(pa.table({**others, "logits": list(LOGITS)}), tmp_path / "in.parquet")
+        with pytest.raises(UsageError, match=says):
+            write(tmp_path / "in.parquet", tmp_path / "out.csv")
+    with pytest.raises(UsageError, match=r"writes .parquet or .csv, which out.json is not"):
+        write(tmp_path / "in.parquet", tmp_path / "out.json")
 
 
 def test_one_score_of_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
