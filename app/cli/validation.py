@@ -52,12 +52,7 @@ def joined(file: Path, labels: Path | None) -> Iterator[Path]:
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
     """Give a file, or what one that is compressed with gzip unpacks to, to be opened before this ends."""
-    import gzip
-    import shutil
-    import zlib
-
-    from boxcal.app.http.problems import InvalidUpload
-    from boxcal.app.tables.kinds import GZIP_MAGIC
+    from boxcal.app.tables.kinds import GZIP_MAGIC, unpack
 
     with path.open("rb") as file:
         is_packed = file.read(2) == GZIP_MAGIC
@@ -67,11 +62,8 @@ def unpacked(path: Path) -> Iterator[Path]:
     # Windows does not delete a file that is still open: that of a table whose rows are read later.
     with tempfile.TemporaryDirectory(prefix="boxcal-", ignore_cleanup_errors=True) as folder:
         plain = Path(folder) / "unpacked"
-        try:
-            with gzip.open(path) as content, plain.open("wb") as out:
-                shutil.copyfileobj(content, out)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise InvalidUpload(f"The file is no readable .gz: {error}.") from error
+        with path.open("rb") as file:
+            unpack(file, plain)
         yield plain
 
 

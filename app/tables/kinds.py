@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
 
-from boxcal.app.http.problems import InvalidUpload
+from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 
 START_BYTES = 2**16
 GZIP_MAGIC = b"\x1f\x8b"
+UNPACKED_AT_ONCE = 2**20
 DELIMITERS = ",;\t|"
 FOREIGN = (
     (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
@@ -72,6 +77,23 @@ def foreign_archive(names: Sequence[str]) -> str | None:
     return next(
         (said for member, said in ARCHIVES if any(re.fullmatch(member, name) for name in names)), None
     )
+
+
+def unpack(file: IO[bytes], path: Path, max_bytes: int | None = None) -> int:
+    """Write to `path` what a file that is compressed with gzip holds, and return how many bytes that are."""
+    size = 0
+    try:
+        with gzip.open(file) as content, path.open("wb") as out:
+            while block := content.read(UNPACKED_AT_ONCE):
+                size += len(block)
+                if max_bytes is not None and size > max_bytes:
+                    raise UploadTooLarge(
+                        f"The file unpacks to more than {max_bytes:,} bytes, which is the limit."
+                    )
+                out.write(block)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InvalidUpload(f"The file is no readable .gz: {error}.") from error
+    return size
 
 
 def check_tables_package() -> None:

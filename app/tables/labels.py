@@ -120,11 +120,11 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
     row = int(np.flatnonzero(names == name)[0])
     why = (
         "the class names are not known here: name them in the order of the scores with classes=A,B,C, or in "
-        "an array `classes`; or give indices as labels"
+        "an array `classes`; or give indices as labels."
     )
     if classes is not None:
-        why = f"which is no class of the model{hint(name, classes)}"
-    raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}{'' if why.endswith('?') else '.'}")
+        why = f"which is no class of the model{hint(name, classes) or '.'}"
+    raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}")
 
 
 def _decoded(labels: Array, first: int) -> Array:

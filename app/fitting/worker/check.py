@@ -5,11 +5,9 @@ What the file is, its first bytes say: names and content types are not believed.
 
 from __future__ import annotations
 
-import gzip
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +23,7 @@ from boxcal.app.fitting.worker.arrays import NAMES, open_archive, read_json, rea
 from boxcal.app.fitting.worker.form import FilePart, read_form
 from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set
-from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat, UploadTooLarge
+from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
 from boxcal.app.tables.kinds import (
     GZIP_MAGIC,
@@ -34,12 +32,11 @@ from boxcal.app.tables.kinds import (
     foreign_archive,
     no_kind,
     table_kind,
+    unpack,
 )
 from boxcal.app.tables.labels import NAME, NOTHING, Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 from boxcal.calibrators.method import no_method
-
-UNPACKED_AT_ONCE = 2**20
 
 
 def check(task: CheckTask) -> Checked:
@@ -130,7 +127,8 @@ def read_file(
     buffered = io.BufferedReader(file, START_BYTES)
     start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == GZIP_MAGIC:
-        file = _unpacked(buffered, folder, max_bytes)
+        path = folder / "unpacked"
+        file = FilePart(path, 0, unpack(buffered, path, max_bytes))
         buffered = io.BufferedReader(file, START_BYTES)
         start = buffered.peek(START_BYTES)[:START_BYTES]
     if start[:2] == b"PK":
@@ -181,23 +179,6 @@ def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) ->
             known, own, kind=taken_for, is_single=columns.is_single, left_out=columns.left_out
         )
         keep_set(folder, arrays, columns.kind, expected, columns=matched)
-
-
-def _unpacked(file: IO[bytes], folder: Path, max_bytes: int) -> FilePart:
-    """Unpack a file that is compressed with gzip."""
-    path, size = folder / "unpacked", 0
-    try:
-        with gzip.open(file) as content, path.open("wb") as out:
-            while block := content.read(UNPACKED_AT_ONCE):
-                size += len(block)
-                if size > max_bytes:
-                    raise UploadTooLarge(
-                        f"The file unpacks to more than {max_bytes:,} bytes, which is the limit."
-                    )
-                out.write(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InvalidUpload(f"The file is no readable .gz: {error}.") from error
-    return FilePart(path, 0, size)
 
 
 def holds_images(file: FilePart) -> bool:
