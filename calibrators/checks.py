@@ -275,7 +275,9 @@ def _normalised(rows: RowStatistics, num_classes: int) -> DataWarning | None:
         )
         return DataWarning("rows_sum_to_constant", "serious", message, count)
     norm = float(np.median(norms))
-    if num_classes > 2 and norm > 0 and (np.abs(norms - norm) <= SUM_TOLERANCE * norm).all():
+    # Logarithms of probabilities 0 and 1 have one norm too, but no number above 0.
+    may_be_scaled = num_classes > 2 and norm > 0 and rows.largest.max() > 0
+    if may_be_scaled and (np.abs(norms - norm) <= SUM_TOLERANCE * norm).all():
         message = f"every row of logits has the norm {norm:.4g}: send the logits before normalisation"
         return DataWarning("rows_normalised", "serious", message, count)
     return None

@@ -122,7 +122,8 @@ class RowFile:
                     [*others, label], backbone.labels, declared, self._samples, texts=self._table.texts
                 )
             self._names = self._columns.names
-            self._numbers = () if self._columns.is_list else self._columns.names
+            self.has_samples = self._columns.has_samples
+            self._numbers = () if self._columns.is_list or self.has_samples else self._columns.names
             if declared.scores is None and self._columns.kind == LOGITS:
                 self._check_kind()
         self._kept = [name for name in names if name not in {*self._names, label, *COLUMNS}]
@@ -149,7 +150,7 @@ class RowFile:
 
     def _read(self, batch: Any, first: int) -> Samples | Scores:
         if self.has_samples and self._samples:
-            samples = samples_of_batch(batch, self._samples, first)
+            samples = samples_of_batch(batch, self._samples, self._names, first)
             is_text = self._samples.member == TEXT_MEMBER
             return tokens_of(samples.tolist(), self._backbone.inputs, first) if is_text else samples
         values = scores_of_batch(batch, self._columns, first).astype(np.float64)

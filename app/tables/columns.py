@@ -88,6 +88,7 @@ def choose_columns(
             cleaned,
             None if classes is None else [clean(name) for name in classes],
             replace(declared, label=clean(label)),
+            inputs,
             label_values=None if label_values is None else lambda name: label_values(back[name]),
             texts=lambda: {clean(name): held for name, held in texts().items()},
         )
@@ -122,7 +123,8 @@ def choose_columns(
     if inputs is not None:
         known = known or inputs.labels
         if _are_samples(others, inputs, known, declared.scores):
-            return Columns(inputs.table_columns, inputs.member, inputs.labels, label, group, weight)
+            samples = tuple(inputs.table_columns if own else others)
+            return Columns(samples, inputs.member, inputs.labels, label, group, weight)
     values = [] if known is not None or label_values is None else label_values(label)
     of_classes = _class_columns(others, known or values)
     without: Mapping[str, str] = {}
@@ -333,7 +335,14 @@ def _are_samples(
     """Tell the columns of features or texts from those of logits, by their names."""
     if inputs.table_columns != tuple(others) and _is_one_score(others, classes):
         return False
-    own, of_classes, there = set(inputs.table_columns), set(_class_columns(others, classes)), set(others)
+    of_classes, there = set(_class_columns(others, classes)), set(others)
+    own = set(inputs.table_columns)
+    if not (inputs.has_names or own <= there or scores):
+        if _are_scores(others, of_classes, inputs, classes):
+            return False
+        if len(others) != len(own):
+            raise InvalidUpload(_neither(others, inputs, classes))
+        own = there
     if own <= there and of_classes <= there and scores is None:
         if own == of_classes or there not in (own, of_classes):
             raise InvalidUpload(
@@ -350,8 +359,29 @@ def _are_samples(
     return True
 
 
+def _are_scores(
+    others: Sequence[str], of_classes: set[str], inputs: ModelInputs, classes: Sequence[str]
+) -> bool:
+    """Whether the columns of the classes are scores where nothing names the features: f0 is one of either."""
+    if not of_classes <= set(others):
+        return False
+    if of_classes == set(classes) or all(SCORE.fullmatch(name) for name in of_classes):
+        return True
+    numbered = {re.sub(r"\d+", "", name) for name in of_classes}
+    goes_on = any(re.sub(r"\d+", "", name) in numbered for name in others if name not in of_classes)
+    return len(others) != len(inputs.names) and not goes_on
+
+
 def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str]) -> str:
     """Say which columns are missing, as samples and as logits."""
+    if not inputs.has_names:
+        count = len(inputs.names)
+        return (
+            f"The columns are neither logits of the classes of {inputs.model} nor its {count:,} features, "
+            f"which have no names: {count:,} columns are read in their order, but the table has "
+            f"{len(others):,} beside those of labels, groups and weights. Leave out what is no feature with "
+            'ignore=NAME, or declare the names as "features" in the JSON file of the model.'
+        )
     absent = []
     for wanted in (inputs.table_columns, _class_columns(others, classes)):
         missing = [name for name in wanted if name not in others]
@@ -360,12 +390,9 @@ def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str])
             f"{missing[0]!r:.100}{more}{hint(missing[0], [one for one in others if one not in wanted])}"
         )
     what = "the text" if inputs.member == TEXTS else "the features"
-    note = ""
-    if inputs.names and inputs.names == tuple(map(str, range(len(inputs.names)))):
-        note = ' The model\'s features have no names; declare them as "features" in its JSON file.'
     return (
         f"The columns are neither {what} that {inputs.model} reads (missing: {absent[0]}) nor logits of its "
-        f"classes (missing: {absent[1]}).{note}"
+        f"classes (missing: {absent[1]})."
     )
 
 

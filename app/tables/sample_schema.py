@@ -51,6 +51,11 @@ class ModelInputs:
         return self.names if self.member == FEATURES else (TEXT,)
 
     @property
+    def has_names(self) -> bool:
+        """Whether something names the features; without names a table has them in their order."""
+        return self.member == TEXTS or self.rows.has_names
+
+    @property
     def rows(self) -> RowInputs:
         """The rows of features that the model reads."""
         return RowInputs(self.columns, self.names, has_missing=self.has_missing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
 from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
 from boxcal.app.tables.labels import label_names
-from boxcal.app.tables.sample_schema import FEATURES, TEXT, TEXTS, ModelInputs, naming_samples
+from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
-from boxcal.models.inputs.rows import Column
+from boxcal.models.inputs.rows import Column, RowInputs
 
 
 def arrays_of(
@@ -31,7 +31,7 @@ def arrays_of(
     for batch in batches:
         if columns.has_samples and inputs is not None:
             with naming_samples():
-                block = samples_of_batch(batch, inputs, first)
+                block = samples_of_batch(batch, inputs, columns.names, first)
         else:
             block = scores_of_batch(batch, columns, first, width)
             width = block.shape[1]
@@ -68,17 +68,17 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
     return np.stack(parts, axis=1)
 
 
-def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, first: int) -> Array:
-    """Read the rows of features (n, D), or the texts (n,), of a batch of a table."""
+def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, names: Sequence[str], first: int) -> Array:
+    """Read the rows of features (n, D), or the texts (n,), of a batch of a table from the columns `names`."""
     if inputs.member == TEXTS:
-        column = _decoded(batch.column(TEXT))
+        column = _decoded(batch.column(names[0]))
         if not _is_text(column.type):
-            raise InvalidUpload(f"The column `{TEXT}` must hold texts, got {column.type}.")
-        return np.asarray(_complete(column, TEXT, first).to_numpy(zero_copy_only=False))
-    rows = inputs.rows
+            raise InvalidUpload(f"The column `{names[0]}` must hold texts, got {column.type}.")
+        return np.asarray(_complete(column, names[0], first).to_numpy(zero_copy_only=False))
+    rows = RowInputs(inputs.columns, names, has_missing=inputs.has_missing)
     columns = [
         _feature(batch.column(name), column, name, first)
-        for column, name in zip(rows.by_feature, rows.names, strict=True)
+        for column, name in zip(rows.by_feature, names, strict=True)
     ]
     return rows.of_columns(columns, first, FEATURES)
 

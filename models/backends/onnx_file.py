@@ -8,6 +8,7 @@ scores in place of probabilities. A binary network may return one number, the si
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
 from itertools import chain
@@ -69,6 +70,7 @@ class OnnxFile:
         self.rewritten = False
         self.external: list[Path] = []
         self._graph = b""
+        self._source: str | bytes = str(path)
         self.model: onnx.ModelProto | None = None
         self._weights_alone_quantised = False
         try:
@@ -82,6 +84,8 @@ class OnnxFile:
                 raise BackboneError(f"{path} stores weights in {name!r:.200}, which is not beside it.")
         self.external = [path.parent / name for name in names]
         self._weights_alone_quantised = weights_alone_quantised(model)
+        if sys.platform == "linux" and _name_locale(model.graph):
+            self._source = model.SerializeToString()
         if optimize and not _reads_rows(model.graph) and take_class_token_early(model):
             self.rewritten, self._graph = True, model.SerializeToString()
 
@@ -100,7 +104,7 @@ class OnnxFile:
             # By default every pass would expand them again and use slower kernels.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         try:
-            source = self._graph if self.rewritten else str(self._path)
+            source = self._graph if self.rewritten else self._source
             session = onnxruntime.InferenceSession(source, options, providers=providers)
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{self._path} is not a usable ONNX model: {error}") from error
@@ -148,6 +152,19 @@ def _reads_rows(graph: onnx.GraphProto) -> bool:
     weights = {weight.name for weight in graph.initializer}
     inputs = [entry for entry in graph.input if entry.name not in weights]
     return all(len(entry.type.tensor_type.shape.dim) == 2 for entry in inputs)
+
+
+def _name_locale(graph: onnx.GraphProto) -> bool:
+    """Name the locale in which texts change their case, and say whether one was missing.
+
+    The default, en_US.UTF-8, is missing in most containers, and then the session does not open; C.UTF-8 has
+    the same tables, and every Linux has it.
+    """
+    nodes = [node for node in graph.node if node.op_type == "StringNormalizer"]
+    unnamed = [node for node in nodes if all(attribute.name != "locale" for attribute in node.attribute)]
+    for node in unnamed:
+        node.attribute.append(onnx.helper.make_attribute("locale", "C.UTF-8"))
+    return bool(unnamed)
 
 
 def weights_alone_quantised(model: onnx.ModelProto) -> bool:
@@ -220,7 +237,7 @@ class Output:
     def __init__(self, entries: Sequence[Any], spec: ModelSpec, path: Path) -> None:
         self._path = path
         types = {entry.name: entry.type for entry in entries}
-        self.name = spec.output if spec.output is not None else _only(types, path)
+        self.name = spec.output if spec.output is not None else _only(entries, path)
         if self.name not in types:
             raise BackboneError(f"{path} has no output {self.name!r}; it has the outputs {', '.join(types)}.")
         if types[self.name] not in (*FLOATS, *MAPS):
@@ -364,14 +381,20 @@ def class_labels(model: onnx.ModelProto | None) -> tuple[str, ...] | None:
     return None
 
 
-def _only(types: dict[str, str], path: Path) -> str:
+def _only(entries: Sequence[Any], path: Path) -> str:
     """Choose the output that holds scores; one beside it may hold labels."""
+    types: dict[str, str] = {entry.name: entry.type for entry in entries}
     if "logits" in types:
         return "logits"
     scores = [name for name, kind in types.items() if kind in (*FLOATS, *MAPS)]
     others = [name for name, kind in types.items() if kind not in (*FLOATS, *MAPS, *LABELS)]
     if len(scores) == 1 and not others:
         return scores[0]
+    if len(scores) > 1 and all(entry.shape[1:] in ([], [1]) for entry in entries if entry.name in scores):
+        raise BackboneError(
+            f"{path} has an output for each class ({', '.join(scores)}), and one with all of them is served; "
+            'skl2onnx writes it with options={"zipmap": False}.'
+        )
     raise BackboneError(
         f"{path} has the outputs {', '.join(types)}; call the one to serve 'logits', or declare it as "
         f'"output" in {path.with_suffix(".json").name}.'

@@ -24,7 +24,7 @@ from boxcal.models.backends.onnx_file import (
 )
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.inputs.base import Inputs
-from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs
+from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs, positions
 from boxcal.models.inputs.texts import IDS, MASK, TextInputs
 
 DTYPES = {
@@ -193,7 +193,7 @@ def _feature_names(columns: Sequence[Column], spec: ModelSpec, path: Path) -> li
             )
         return list(spec.features)
     if len(columns) == 1:
-        return [f"{index}" for index in range(count)]
+        return positions(count)
     return [
         column.name if column.width == 1 else f"{column.name}[{index}]"
         for column in columns

@@ -46,6 +46,11 @@ class Column:
         return float(np.finfo(self.dtype if self.dtype.startswith("float") else "float64").max)
 
 
+def positions(count: int) -> list[str]:
+    """Name features that have no names: 0, 1, 2 and so on."""
+    return [f"{index}" for index in range(count)]
+
+
 class RowInputs:
     """Rows of D features, float64, or objects where some are strings.
 
@@ -76,6 +81,8 @@ class RowInputs:
         ]
         self.is_free = np.array([column.name not in categories for column in self.by_feature])
         self._is_numeric = not any(column.is_text for column in columns)
+        # One input whose features nothing names: they are known by their order alone
+        self.has_names = len(columns) > 1 or self.names != tuple(positions(len(self.names)))
 
     def refusal(self, member: str) -> str:
         """Say why this input cannot be read."""
@@ -95,10 +102,15 @@ class RowInputs:
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
         """Turn values, or an object of values by name, into one row; `cells` are names and texts."""
         if member == "cells":
-            value = dict(zip(*value, strict=True))
+            names, texts = value
+            in_order = not self.has_names and len(names) == len(self.names)
+            if in_order and self._position.keys().isdisjoint(names):
+                names = self.names
+            value = dict(zip(names, texts, strict=True))
         if isinstance(value, dict):
             if unknown := next((name for name in value if name not in self._position), None):
-                raise UnusableInput(f"The model has no feature {unknown!r:.100}.")
+                said = "" if self.has_names else " Its features have no names; send a list of their values."
+                raise UnusableInput(f"The model has no feature {unknown!r:.100}.{said}")
             if absent := next((name for name in self.names if name not in value), None):
                 raise UnusableInput(f"The feature {absent!r:.100} is missing; write null if it is not known.")
             value = [value[name] for name in self.names]

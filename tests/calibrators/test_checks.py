@@ -88,6 +88,14 @@ def test_a_defect_is_named(code: str) -> None:
     assert 0 < found[code].rows <= len(labels)
 
 
+def test_certain_answers_are_not_called_normalised() -> None:
+    """Logarithms of probabilities 0 and 1, as of trees, have one norm; so has a row divided by its own."""
+    logits = np.where(np.eye(4)[np.arange(400) % 4] > 0, 0.0, -87.3)
+    labels = np.where(np.arange(400) % 7 == 0, 0, np.arange(400) % 4)
+    assert "rows_normalised" not in {warning.code for warning in warnings_of(logits, labels)}
+    assert "rows_normalised" in {warning.code for warning in warnings_of(logits + 80.0, labels)}
+
+
 @pytest.mark.parametrize("classes", [2, 3, 10, 100])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_good_data_give_no_warning(classes: int, temperature: float) -> None:

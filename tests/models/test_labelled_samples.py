@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from boxcal.app.cli import bulk
 from boxcal.app.cli.output import UsageError
@@ -51,6 +52,13 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def numeric(tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = linear(tmp_path_factory.mktemp("numeric") / "model.onnx", "Identity", 3)
     declare(path, output="scores", features=NAMES, labels=CLASSES)
+    return load(path)
+
+
+@pytest.fixture(scope="module")
+def unnamed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = linear(tmp_path_factory.mktemp("unnamed") / "model.onnx", "Identity", 3)
+    declare(path, output="scores")
     return load(path)
 
 
@@ -261,12 +269,62 @@ def test_columns_of_classes_are_logits_and_what_could_be_both_is_refused(
     declare(same, output="scores")
     backbone = load(same)
     frame = pd.DataFrame(np.ones((COUNT, 4)), columns=NAMES).assign(label=1)
-    with pytest.raises(BoxcalError, match='declare them as "features" in its JSON file'):
-        read(as_csv(frame), tmp_path, backbone)
     body = as_csv(frame.set_axis([*"0123", "label"], axis=1))
     with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
         read(body, tmp_path, backbone)
     assert not read(body, tmp_path, backbone, declared=Declared("logits")).needs_backbone
+
+
+@pytest.mark.parametrize(
+    "names", [NAMES, ["f0", "f1", "f2", "f3"], ["x1", "x0", "x2", "y"], [" a", "b", "c", "d"]]
+)
+def test_features_without_names_are_columns_in_their_order(
+    names: list[str], unnamed: Any, numeric: Any, tmp_path: Path
+) -> None:
+    frame = table(numeric)[[*NAMES, "label"]].assign(label=1)
+    data = read(
+        as_csv(frame.set_axis([*names, "label"], axis=1).assign(group=range(COUNT))), tmp_path, unnamed
+    )
+    assert data.columns == "read as features in the order of the file: the model has no names of them"
+    run_backbone(data, unnamed, 0, lambda *_: None)
+    np.testing.assert_allclose(data.arrays()[0], of_model(frame, numeric), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([*NAMES, "id"], r"its 4 features, which have no names: 4 columns .* has 5 .* with ignore=NAME"),
+        (["f0", "f1", "f2", "f3", "f4"], r"its 4 features, which have no names: .* has 5 "),
+        (["prob_0", "prob_1", "prob_2", "age"], "The column 'age' is no class of the model"),
+        (["0", "1", "2", "age"], "The column 'age' is no class of the model"),
+    ],
+)
+def test_other_columns_are_no_features_without_names(
+    names: list[str], message: str, unnamed: Any, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame(np.ones((COUNT, len(names))), columns=names).assign(label=2)
+    with pytest.raises(BoxcalError, match=message):
+        read(as_csv(frame), tmp_path, unnamed)
+
+
+def test_scores_stay_scores_where_features_have_no_names(unnamed: Any, tmp_path: Path) -> None:
+    for names in ("012", ["model_0", "model_1", "model_2"]):
+        frame = pd.DataFrame(np.eye(COUNT, 3), columns=list(names)).assign(label=2)
+        assert not read(as_csv(frame), tmp_path, unnamed).needs_backbone
+    path = linear(tmp_path / "same.onnx", "Identity", 4)
+    declare(path, output="scores")
+    same = load(path)
+    frame = pd.DataFrame(np.eye(COUNT, 4), columns=["f0", "f1", "f2", "f3"]).assign(label=1)
+    with pytest.raises(BoxcalError, match=r"are the features that onnx:same\.onnx reads, and also"):
+        read(as_csv(frame), tmp_path, same)
+    assert not read(as_csv(frame), tmp_path, same, declared=Declared("logits")).needs_backbone
+
+
+def test_space_around_the_names_of_features_does_not_count(numeric: Any, tmp_path: Path) -> None:
+    frame = table(numeric)
+    data = read(as_csv(frame.rename(columns={"age": " age "})), tmp_path, numeric)
+    run_backbone(data, numeric, 0, lambda *_: None)
+    np.testing.assert_allclose(data.arrays()[0], of_model(frame, numeric), atol=1e-5)
 
 
 def test_a_model_of_tokens_refuses_texts(tmp_path: Path, texts: Any) -> None:
@@ -345,6 +403,17 @@ def test_bulk_prediction_of_tables(
     renamed_columns = as_parquet(frame.rename(columns={"age": "Age", "text": "review"}))
     with pytest.raises(UsageError, match=r"in\.parquet: The columns are neither the (text|features) that"):
         predicted(backbone, "in.parquet", renamed_columns)
+
+
+def test_bulk_prediction_of_features_without_names(
+    unnamed: Any, numeric: Any, predicted: Callable[[Any, str, bytes], Any]
+) -> None:
+    frame = table(numeric)[[*NAMES, "label"]]
+    expected = torch.as_tensor(of_model(frame, numeric)).double().softmax(1)
+    for name, form in (("in.parquet", as_parquet), ("in.csv", as_csv)):
+        np.testing.assert_allclose(predicted(unnamed, name, form(frame)), expected, atol=1e-5)
+    with pytest.raises(UsageError, match=r"its 4 features, which have no names: .* has 5 .*--ignore NAME"):
+        predicted(unnamed, "in.csv", as_csv(frame.assign(id=1)))
 
 
 def test_one_column_called_score_is_that_of_the_second_class() -> None:

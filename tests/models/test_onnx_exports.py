@@ -12,7 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from boxcal.models import BackboneError
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.loading.inspection import inspect_model
 from tests.app.running import running
 from tests.models.files import CLASS_NAMES as CLASSES
@@ -381,6 +381,43 @@ def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
             answer = http.post("/predict", content=text.encode(), headers={"content-type": "text/csv"})
             assert answer.status_code == 422, answer.text
             assert message in answer.json()["detail"], answer.text
+
+
+def test_csv_of_features_without_names_is_read_in_order(tmp_path: Path) -> None:
+    served = load(Path(declare(linear(tmp_path / "m.onnx", "Identity", 3), output="scores")[5:])).inputs
+    for names in (["a", "b", "c", "d"], ["0", "1", "2", "3"], ["3", "2", "1", "0"]):
+        order = [1.0, 2.0, 3.0, 4.0][:: -1 if names[0] == "3" else 1]
+        np.testing.assert_array_equal(served.decode("cells", (names, ["1", "2", "3", "4"]), 0), order)
+    with pytest.raises(UnusableInput, match=r"no feature 'a'\. Its features have no names; send a list"):
+        served.decode("features", {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, 0)
+    with pytest.raises(UnusableInput, match="no feature 'a'"):
+        served.decode("cells", (["a", "b", "c"], ["1", "2", "3"]), 0)
+
+
+def test_an_output_for_each_class_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    rows, labels = features()
+    with pytest.raises(BackboneError, match=r'output for each class \(i0, i1, i2\).*\{"zipmap": False\}'):
+        load_exported(tmp_path / "m.onnx", LogisticRegression().fit(rows, labels), rows, zipmap="columns")
+
+
+def test_texts_change_their_case_without_an_installed_locale(tmp_path: Path) -> None:
+    from skl2onnx import convert_sklearn
+    from skl2onnx.common.data_types import StringTensorType
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts = ["Hot Summer", "COLD winter", "long summer", "short winter", "SUMMER", "Winter"]
+    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [1, 0, 1, 0, 1, 0])
+    exported = convert_sklearn(model, initial_types=[("text", StringTensorType([None, 1]))])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(exported.SerializeToString())
+    served = load(path)
+    rows = [served.inputs.decode("features", [text], 0) for text in texts]
+    got = np.exp(np.asarray(served(served.inputs.batch(np.stack(rows)))))
+    np.testing.assert_allclose(got, model.predict_proba(texts), atol=1e-6)
 
 
 def test_tokens_are_padded_and_checked(tmp_path: Path) -> None:
