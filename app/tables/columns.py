@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.tables.labels import Declared, clean, integer_of
+from boxcal.app.tables.labels import Declared, clean, integer_of, shown
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES
@@ -300,7 +300,8 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]
         if name not in wanted:
             advice = f"Missing: {missing[0]!r:.100}." if missing else f"Leave it out with ignore={name:.100}."
             raise InvalidUpload(
-                f"The column {name!r:.100} is no class of the model{hint(name, wanted) or '.'} {advice}"
+                f"The column {name!r:.100} is no class of the model"
+                f"{hint(name, wanted) or f' ({shown(classes)}).'} {advice}"
             )
     if missing:
         raise InvalidUpload(

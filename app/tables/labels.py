@@ -97,10 +97,9 @@ def _is_name(classes: Sequence[str], labels_as: str | None) -> bool:
 
 
 def _both_readings(classes: Sequence[str], number: int) -> str:
-    shown = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
     other = f"as an index, with labels_as={INDEX}, it would be "
     other += f"the class {classes[number]!r:.50}" if 0 <= number < len(classes) else "out of range, too"
-    return f"which is the name of no class ({shown}); {other}"
+    return f"which is the name of no class ({shown(classes)}); {other}"
 
 
 def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as: str | None) -> Indices:
@@ -123,7 +122,7 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
         "an array `classes`; or give indices as labels."
     )
     if classes is not None:
-        why = f"which is no class of the model{hint(name, classes) or '.'}"
+        why = f"which is no class of the model{hint(name, classes) or f' ({shown(classes)}).'}"
     raise InvalidUpload(f"labels[{first + row}] is {name!r:.200}, {why}")
 
 
@@ -183,17 +182,18 @@ def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list
     position = {name: index for index, name in enumerate(own)}
     if missing := [name for name in known if name not in position]:
         extra = [name for name in own if name not in set(known)]
-        said = f"the file has no class {_shown(missing)}"
+        said = f"the file has no class {shown(missing)}"
         raise InvalidUpload(
             f"The classes are not those of the model: {said}"
-            + (f", but has {_shown(extra)}." if extra else ".")
+            + (f", but has {shown(extra)}." if extra else ".")
         )
     if len(own) > len(known):
         extra = [name for name in own if name not in set(known)]
-        raise InvalidUpload(f"The classes are not those of the model: the file also has {_shown(extra)}.")
+        raise InvalidUpload(f"The classes are not those of the model: the file also has {shown(extra)}.")
     return [position[name] for name in known]
 
 
-def _shown(names: Iterable[str]) -> str:
+def shown(names: Iterable[str]) -> str:
+    """List the first five names, and count the others."""
     listed = [f"{name!r:.50}" for name in names]
     return ", ".join(listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

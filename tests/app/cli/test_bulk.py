@@ -287,7 +287,9 @@ def test_a_table_of_scores_is_predicted_by_the_calibrator_that_was_fitted_to_one
     command: tuple[Any, ...] = ("predict", given, "--calibrator", saved, "--output", output)
     boxcal(*command, "--label", "truth").refuses("look like probabilities")
     command += ("--scores", "probabilities")
-    boxcal(*command).refuses("'truth' is no class of the model. Leave it out with --ignore truth")
+    boxcal(*command).refuses(
+        "'truth' is no class of the model ('cat', 'dog', 'owl'). Leave it out with --ignore truth"
+    )
     done = boxcal(*command, "--label", "truth")
     assert done.code == 0, done.stderr
     found = pq.read_table(output).to_pydict()
