@@ -44,8 +44,11 @@ def inspect(
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
-        is_saved = path.is_file() and path.suffix != ""  # models have names, and paths after `pt2:`
-        (_saved if is_saved else _named)(model, as_json=as_json)
+        from boxcal.models.loading.specifications import MODEL_FILES, WEIGHT_FILES
+
+        # Models have names, and paths after `pt2:`.
+        is_model = path.suffix[1:] in ("", *MODEL_FILES) or path.suffix in WEIGHT_FILES
+        (_saved if path.is_file() and not is_model else _named)(model, as_json=as_json)
         return
     beside = path.with_suffix(".json")
     if write and beside.exists():

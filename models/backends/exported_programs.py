@@ -140,7 +140,10 @@ def refuse_pickles(archive: bytes, path: Path) -> None:
                 elif name == SAMPLE_INPUTS:
                     torch.load(io.BytesIO(files.read(entry)), weights_only=True)
                 elif not RAW.fullmatch(name):
-                    raise BackboneError(f"{path}: {entry} is more than tensors; it was not loaded.")
+                    raise BackboneError(
+                        f"{path}: {entry} is more than tensors; it was not loaded. Programs are read as "
+                        "torch.export.save writes them."
+                    )
     except BackboneError:
         raise
     except Exception as error:  # a damaged zip file, JSON document or pickle

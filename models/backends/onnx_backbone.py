@@ -42,7 +42,7 @@ DIGITS = Path(__file__).with_name("digits.onnx")
 FEATURES = "features"
 """The output of that file beside its logits."""
 PROBES = 2
-SCALES = (1.0, 30.0)
+LARGE = np.float32(30.0)
 DTYPES: dict[str, type[np.floating[Any] | np.uint8]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -173,12 +173,14 @@ class OnnxBackbone:
         return tuple(size for size in shape if size is not None)
 
     def _probes(self) -> list[Scores]:
-        """Give batches of zeros and of random inputs of several sizes, to see what the outputs are."""
-        batch = random_batch(PROBES, self.input_shape)
-        return [
-            np.zeros((1, *self.input_shape), np.float32),
-            *(np.float32(scale) * part for scale in SCALES for part in batch[:, None]),
-        ]
+        """Give batches of zeros and of random inputs of several sizes, to see what the outputs are.
+
+        The large ones have a mean: of noise alone, a network that averages over its inputs sees next to
+        nothing.
+        """
+        small = random_batch(PROBES, self.input_shape)
+        large = LARGE * (small + np.array([1, -1], np.float32).reshape(-1, *[1] * (small.ndim - 1)))
+        return [np.zeros((1, *self.input_shape), np.float32), *small[:, None], *large[:, None]]
 
     def _run(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Scores:
         """Run a batch, and turn its outputs into float32 logits."""

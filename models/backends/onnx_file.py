@@ -390,6 +390,11 @@ def _only(entries: Sequence[Any], path: Path) -> str:
     others = [name for name, kind in types.items() if kind not in (*FLOATS, *MAPS, *LABELS)]
     if len(scores) == 1 and not others:
         return scores[0]
+    if not scores:
+        raise BackboneError(
+            f"{path} has no output of floats ({', '.join(types)}): labels alone cannot be calibrated. Export "
+            "the scores of the classes."
+        )
     if len(scores) > 1 and all(entry.shape[1:] in ([], [1]) for entry in entries if entry.name in scores):
         raise BackboneError(
             f"{path} has an output for each class ({', '.join(scores)}), and one with all of them is served; "

@@ -64,6 +64,7 @@ class LogitsOnly:
 PRECISIONS = ("float32", "bfloat16", "float16")
 MODEL_FILES = ("onnx", "pt2")
 PACKAGES = ("torch", "torchvision", "onnxruntime")
+WEIGHT_FILES = {".pt", ".pth", ".ckpt", ".bin", ".h5", ".keras", ".pkl", ".pickle", ".joblib"}
 WITH_WEIGHTS = (*MODEL_FILES, "transformers")
 SPECIFICATIONS = (
     "'digits', 'torchvision:NAME', 'timm:NAME', 'transformers:FOLDER', 'onnx:PATH', 'pt2:PATH', "
@@ -134,7 +135,23 @@ def _load(
         return _load_path(family, Path(rest), labels, device, precision, optimize=optimize)
     if family == "logits" and (rest or spec == "logits"):
         return LogitsOnly.of(rest, labels)
-    raise BackboneError(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.")
+    raise BackboneError(f"Unknown model {spec!r}: expected {SPECIFICATIONS}.{_advice(spec)}")
+
+
+def _advice(spec: str) -> str:
+    """Say what to write in place of a path or a name alone."""
+    path = Path(spec)
+    if path.suffix[1:] in MODEL_FILES:
+        return f" Did you mean '{path.suffix[1:]}:{spec}'?"
+    if (path / "config.json").is_file():
+        return f" Did you mean 'transformers:{spec}'?"
+    if path.suffix in WEIGHT_FILES:
+        return (
+            f" A {path.suffix} file holds weights or pickled objects. Export the model as ONNX (torch.onnx, "
+            "skl2onnx, tf2onnx) or with torch.export.save; or name its architecture, and the file in "
+            "BOXCAL_WEIGHTS."
+        )
+    return ""
 
 
 def _load_path(

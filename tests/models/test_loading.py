@@ -141,6 +141,9 @@ def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Mod
     [
         ({"spec": "digit"}, "Unknown model 'digit'"),
         ({"spec": "torchvision:"}, "Unknown model 'torchvision:'"),
+        ({"spec": "nets/m.onnx"}, r"Unknown model 'nets/m\.onnx'.* Did you mean 'onnx:nets/m\.onnx'\?$"),
+        ({"spec": "m.pt2"}, r"Did you mean 'pt2:m\.pt2'\?$"),
+        ({"spec": "m.pth"}, r"A \.pth file holds weights or pickled objects\. Export the model as ONNX"),
         ({"spec": "torchvision:vit_b_17"}, "'vit_b_17'.*Did you mean one of vit_b_16"),
         ({"spec": "torchvision:raft_large"}, "no classification model 'raft_large'"),
         ({"spec": "torchvision:vit_b_16", "weights": "V3"}, "no weights 'V3'.*IMAGENET1K_V1"),
@@ -153,6 +156,19 @@ def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Mod
 def test_what_cannot_be_built_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BackboneError, match=message):
         load_backbone(**options)
+
+
+def test_a_folder_without_its_kind_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BackboneError, match=rf"Did you mean 'transformers:{tmp_path}'\?$"):
+        load_backbone(str(tmp_path))
+
+
+def test_other_files_of_torch_are_no_program(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(torch.nn.Linear(2, 2), path)
+    with pytest.raises(BackboneError, match=r"is more than tensors; .* as torch\.export\.save writes them\."):
+        load_backbone(f"pt2:{path}")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

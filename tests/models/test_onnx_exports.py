@@ -316,6 +316,34 @@ def test_one_sigmoid_is_two_classes(tmp_path: Path) -> None:
     assert served.fingerprint != raw.fingerprint
 
 
+def test_a_network_that_averages_its_inputs_is_no_set_of_sigmoids(tmp_path: Path) -> None:
+    """Of noise without a mean, these logits stay next to the biases, between 0 and 1."""
+    path = save_graph(
+        tmp_path / "m.onnx",
+        [
+            node("GlobalAveragePool", "x", "mean"),
+            node("Flatten", "mean", "flat"),
+            node("Gemm", "flat w b", "z"),
+        ],
+        [value("x", "N", 1, 4000)],
+        [value("z", "N", 3)],
+        w=np.array([[0.1, -0.2, 0.05]], np.float32),
+        b=np.array([0.3, 0.5, 0.6], np.float32),
+    )
+    assert load(path).labels == ("0", "1", "2")
+
+
+def test_a_label_alone_is_refused(tmp_path: Path) -> None:
+    path = save_graph(
+        tmp_path / "m.onnx",
+        [node("ArgMax", "x", "label", axis=1, keepdims=0)],
+        [value("x", "N", 4)],
+        [value("label", "N", dtype=TensorProto.INT64)],
+    )
+    with pytest.raises(BackboneError, match=r"no output of floats \(label\): labels alone"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("last", "classes", "declared", "message"),
     [

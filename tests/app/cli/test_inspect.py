@@ -311,3 +311,14 @@ def test_a_saved_calibrator_is_shown(boxcal: Boxcal, tmp_path: Path) -> None:
     shown = " ".join(boxcal("inspect", tmp_path / "fitted.calibrator").stdout.split())
     assert "classes 3: ape, bee, cat" in shown
     assert "upper 0.75" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("m.pt", "A .pt file holds weights or pickled objects"), ("m.pt2", "Did you mean 'pt2:")],
+)
+def test_a_file_that_is_no_model_is_not_called_a_calibrator(
+    name: str, message: str, boxcal: Boxcal, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(b"PK")
+    boxcal("inspect", tmp_path / name).refuses(message)

@@ -161,7 +161,9 @@ def test_where_integers_name_the_classes_an_integer_is_a_name(
 def test_an_integer_that_names_no_class_shows_both_readings(form: str, tmp_path: Path) -> None:
     one = given(("10", "20", "30"))
     body = written(form, one, one.labels)
-    with pytest.raises(InvalidUpload, match=r"labels\[0\] is 0, .*'10', '20', '30'.*labels_as=index.*class '10'"):
+    with pytest.raises(
+        InvalidUpload, match=r"labels\[0\] is 0, .*'10', '20', '30'.*labels_as=index.*class '10'"
+    ):
         read(body, tmp_path, one.names)
     assert_same(read(body, tmp_path, one.names, Declared(labels_as="index")), one)
 
