@@ -56,6 +56,12 @@ class ModelInputs:
         return self.member == TEXTS or self.rows.has_names
 
     @property
+    def read_as(self) -> str:
+        """Say how the columns of a table are read."""
+        in_order = "" if self.has_names else " in the order of the file: the model has no names of them"
+        return f"read as {self.member}{in_order}"
+
+    @property
     def rows(self) -> RowInputs:
         """The rows of features that the model reads."""
         return RowInputs(self.columns, self.names, has_missing=self.has_missing)

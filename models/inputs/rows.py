@@ -103,10 +103,8 @@ class RowInputs:
         """Turn values, or an object of values by name, into one row; `cells` are names and texts."""
         if member == "cells":
             names, texts = value
-            in_order = not self.has_names and len(names) == len(self.names)
-            if in_order and self._position.keys().isdisjoint(names):
-                names = self.names
-            value = dict(zip(names, texts, strict=True))
+            in_order = not self.has_names and self._position.keys().isdisjoint(names)
+            value = [*texts] if in_order else dict(zip(names, texts, strict=True))
         if isinstance(value, dict):
             if unknown := next((name for name in value if name not in self._position), None):
                 said = "" if self.has_names else " Its features have no names; send a list of their values."
@@ -114,11 +112,11 @@ class RowInputs:
             if absent := next((name for name in self.names if name not in value), None):
                 raise UnusableInput(f"The feature {absent!r:.100} is missing; write null if it is not known.")
             value = [value[name] for name in self.names]
-            if member == "cells":
-                value = [_cell(column, text) for column, text in zip(self.by_feature, value, strict=True)]
         if not isinstance(value, list) or len(value) != len(self.names):
             what = f"{len(value)} values" if isinstance(value, list) else "no list"
             raise UnusableInput(f"The row has {what}; the model takes {len(self.names)} features.")
+        if member == "cells":
+            value = [_cell(column, text) for column, text in zip(self.by_feature, value, strict=True)]
         row = np.empty(self.shape, np.float64 if self._is_numeric else object)
         for index, (column, one) in enumerate(zip(self.by_feature, value, strict=True)):
             row[index] = self._value(column, one, self.names[index])

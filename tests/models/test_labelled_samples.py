@@ -406,12 +406,18 @@ def test_bulk_prediction_of_tables(
 
 
 def test_bulk_prediction_of_features_without_names(
-    unnamed: Any, numeric: Any, predicted: Callable[[Any, str, bytes], Any]
+    unnamed: Any,
+    numeric: Any,
+    predicted: Callable[[Any, str, bytes], Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     frame = table(numeric)[[*NAMES, "label"]]
     expected = torch.as_tensor(of_model(frame, numeric)).double().softmax(1)
     for name, form in (("in.parquet", as_parquet), ("in.csv", as_csv)):
         np.testing.assert_allclose(predicted(unnamed, name, form(frame)), expected, atol=1e-5)
+        assert (
+            "columns read as features in the order of the file: the model has no" in capsys.readouterr().err
+        )
     with pytest.raises(UsageError, match=r"its 4 features, which have no names: .* has 5 .*--ignore NAME"):
         predicted(unnamed, "in.csv", as_csv(frame.assign(id=1)))
 

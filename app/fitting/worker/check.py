@@ -178,11 +178,8 @@ def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) ->
         matched = FileColumns.matched(
             known, own, kind=taken_for, is_single=columns.is_single, left_out=columns.left_out
         )
-        if columns.has_samples:
-            said = f"read as {columns.kind}"
-            if expected.inputs is not None and not expected.inputs.has_names:
-                said += " in the order of the file: the model has no names of them"
-            matched = replace(matched, said=said)
+        if columns.has_samples and expected.inputs is not None:
+            matched = replace(matched, said=expected.inputs.read_as)
         keep_set(folder, arrays, columns.kind, expected, columns=matched)
 
 
