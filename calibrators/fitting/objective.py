@@ -14,8 +14,9 @@ from typing import Any, Self
 import numpy as np
 
 from boxcal.calibrators.array_ops import top_columns, top_columns_back
-from boxcal.calibrators.fitting.rows import FitRows, dense_loss
+from boxcal.calibrators.fitting.rows import FitRows, dense_loss, mean_of
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
+from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Vjp
 from boxcal.calibrators.threads import SMALL, blocks, over_rows
@@ -34,7 +35,13 @@ class Objective:
         self.logit_map, self.bound_map, self.data = logit_map, bound_map, data
         self.tempering = logit_map.tempering or IdentityMap(logit_map.num_classes)
         self.is_tempered = logit_map.tempering is logit_map
-        self.precomputed = None if self.is_tempered else logit_map.precompute(data.scores)
+        # Without bounds, `ets` needs of a row the probabilities of its label alone.
+        self.is_of_labels = isinstance(logit_map, EnsembleTemperatureScaling) and bound_map is None
+        self.precomputed: Array | None = None
+        if self.is_of_labels:
+            self.precomputed = np.exp(-self._at_temperature(1.0)[0])
+        elif not self.is_tempered:
+            self.precomputed = logit_map.precompute(data.scores)
         self._read()
 
     def _read(self) -> None:
@@ -109,8 +116,10 @@ class Objective:
         size = self.logit_map.size
         own, others = coordinates[:size], coordinates[size:]
         with np.errstate(all="ignore"):
-            evaluate = self._tempered if self.is_tempered else self._dense
-            value, gradients, by_box = evaluate(own, others)
+            if self.is_of_labels:
+                value, gradients, by_box = self._of_labels(own)
+            else:
+                value, gradients, by_box = (self._tempered if self.is_tempered else self._dense)(own, others)
             penalty = self.logit_map.penalty(self.logit_map.at(own))
             if penalty is not None:
                 value += penalty[0]
@@ -146,6 +155,21 @@ class Objective:
         if is_read and by_reading is not None and self.bound_map is not None:
             by_inverse += (self.bound_map.reading_back(columns, by_reading) * data.columns).sum(axis=0)
         return float(losses.mean()), inverse_back(by_inverse)[0], by_box
+
+    def _at_temperature(self, temperature: Any) -> tuple[Array, Array]:
+        """Give the loss of every row at one temperature (N,), and its derivatives in 1 / temperature."""
+        ones = np.ones(len(self.data))
+        losses, by_inverse, _, _ = self.data.tempered.losses(ones / temperature, 0.0 * ones, ones)
+        return losses, by_inverse
+
+    def _of_labels(self, own: Array) -> tuple[float, Gradients, Gradients]:
+        """Evaluate `ets` by the probabilities of the labels."""
+        mixed: Any = self.logit_map
+        p, weights = mixed.at(own), self.data.weights
+        softened, by_inverse = self._at_temperature(p["temperature"])
+        losses, back = mixed.of_labels(p, np.exp(-softened), by_inverse, self.precomputed)
+        by_losses = (np.ones(len(losses)) if weights is None else weights) / len(losses)
+        return mean_of(losses, weights), back(by_losses), {}
 
     def _dense(self, own: Array, others: Array) -> tuple[float, Gradients, Gradients]:
         """Evaluate any map, in blocks of rows."""

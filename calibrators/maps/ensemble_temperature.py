@@ -82,6 +82,25 @@ class EnsembleTemperatureScaling(LogitMap):
 
         return np.log(mixture), back
 
+    def of_labels(
+        self, p: Parameters, softened: Array, by_inverse: Array, raw: Array
+    ) -> tuple[Array, Callable[[Array], Gradients]]:
+        """Give the loss of every row (N,) by the probabilities of its label alone, and the way back.
+
+        `softened`, `raw`: (N,). `by_inverse`: (N,), derivatives of -log softened in 1 / temperature.
+        """
+        inverse, weights = 1.0 / p["temperature"], p["mixture_weights"]
+        uniform = 1.0 / self.num_classes
+        mixture = np.maximum(weights[0] * softened + weights[1] * raw, SMALLEST) + weights[2] * uniform
+
+        def back(by_losses: Array) -> Gradients:
+            by_mixture = -by_losses / mixture
+            slope = inverse * inverse * weights[0] * (by_mixture * softened) @ by_inverse
+            shares = [by_mixture @ softened, by_mixture @ raw, by_mixture.sum() * uniform]
+            return {"temperature": slope, "mixture_weights": np.array(shares)}
+
+        return -np.log(mixture), back
+
     def at(self, coordinates: Array) -> dict[str, Array]:
         """Read the log of the temperature and three masses, of which only the shares matter."""
         masses = coordinates[1:]

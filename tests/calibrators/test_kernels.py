@@ -16,6 +16,7 @@ from boxcal.calibrators.fitting.dual_loss import DualLoss, fit_shift
 from boxcal.calibrators.fitting.objective import objective_of
 from boxcal.calibrators.fitting.rows import TemperedRows, dense_loss
 from boxcal.calibrators.maps.dual_bounding import DualProbabilityBounding
+from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.maps.logit_bounding import LogitBounding
 from boxcal.calibrators.operator.uniform import SortedRows
 from tests.calibrators.samples import overconfident
@@ -89,6 +90,23 @@ def test_dual_bounding_in_float32_and_its_quick_search() -> None:
     quick = fit_shift(mapping, data, seed=0, thorough=True, tick=lambda fraction: None)
     assert quick.value == exact(quick.coordinates)[0]
     assert quick.value <= best_of(exact, mapping.starts(), mapping.limits(), perturbations=4).value + 1e-5
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 300])
+def test_ets_by_the_probabilities_of_labels_alone(num_classes: int) -> None:
+    """The loss and the gradient are those of the whole rows, also where a label is all but impossible."""
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = (torch.randn(200, num_classes, generator=generator, dtype=torch.float64) * 9.0).numpy()
+    labels = torch.randint(num_classes, (200,), generator=generator).numpy()
+    weights = np.linspace(0.5, 1.5, 200)
+    mapping = EnsembleTemperatureScaling(num_classes)
+    quick, whole = (objective_of(mapping, None, logits, labels, weights) for _ in range(2))
+    whole.is_of_labels, whole.precomputed = False, mapping.precompute(logits)
+    points = [*mapping.starts(), np.array([0.7, 1.0, 0.0, 0.0]), np.array([-0.5, 0.0, 1.0, 0.0])]
+    for point in points:
+        for a, b in ((quick, whole), (quick.rows(np.arange(0, 200, 3)), whole.rows(np.arange(0, 200, 3)))):
+            assert a(point)[0] == pytest.approx(b(point)[0], rel=1e-12)
+            np.testing.assert_allclose(a(point)[1], b(point)[1], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("size", "share"), [(1, 0.1), (2, 0.25), (3, 0.3), (MOST_EVEN, 0.75)])
