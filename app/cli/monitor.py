@@ -6,6 +6,7 @@ Reads a log of predictions for `boxcal monitor`: `.npz` or a table, labelled whe
 from __future__ import annotations
 
 import zipfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -115,12 +116,15 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
         label = declared.label or next((name for name in (LABEL, "labels") if name in table.names), LABEL)
         has_times = TIME in table.names and TIME not in declared.ignore
 
-        def names_of_labels(name: str) -> list[str]:
+        def names_of_labels(name: str) -> tuple[list[str], int]:
             batches = table.batches([name], (), BATCH_ROWS)
-            found = {str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)}
-            names = label_names(found)
+            found = Counter(
+                str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)
+            )
+            names = label_names(set(found))
             # -1 stands for no label, but where the two classes are named -1 and 1.
-            return sorted(names if names == {"-1", "1"} else names - {"-1"})
+            used = names if names == {"-1", "1"} else names - {"-1"}
+            return sorted(used), sum(count for cell, count in found.items() if label_names({cell}) <= used)
 
         columns = choose_columns(
             [name for name in table.names if name != TIME],

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.labels import Declared, clean, integer_of, shown
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
+from boxcal.calibrators.checks import may_miss_classes
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES
 
@@ -25,6 +26,10 @@ MAX_COLUMNS = 20_000
 MAX_LISTED = 10
 INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Columns that spreadsheets and data frames write beside the named ones."""
+FEATURES_ALONE = (
+    "Features are no scores: add a column of the model's score for each class, or name a model that reads "
+    "them with BOXCAL_MODEL."
+)
 SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNORECASE)
 """What a column of scores of a model of two classes may be called, besides the name of a class."""
 
@@ -70,13 +75,14 @@ def choose_columns(
     declared: Declared,
     inputs: ModelInputs | None = None,
     *,
-    label_values: Callable[[str], list[str]] | None = None,
+    label_values: Callable[[str], tuple[list[str], int]] | None = None,
     texts: Callable[[], Mapping[str, str]] = dict,
 ) -> Columns:
     """Find the columns of the scores, or of the features or texts that the model reads.
 
     `classes`: the class names of the model or the calibrator; None to find them among the columns.
-    `texts`: gives the columns that hold no numbers, and what they hold.
+    `label_values`: gives the distinct labels of a column, and the number of labels. `texts`: gives the
+    columns that hold no numbers, and what they hold.
     """
     label = declared.label or LABEL
     names = [name for name in names if name == label or name not in declared.ignore]
@@ -125,7 +131,7 @@ def choose_columns(
         if _are_samples(others, inputs, known, declared.scores):
             samples = tuple(inputs.table_columns if own else others)
             return Columns(samples, inputs.member, inputs.labels, label, group, weight)
-    values = [] if known is not None or label_values is None else label_values(label)
+    values, rows = ([], 0) if known is not None or label_values is None else label_values(label)
     of_classes = _class_columns(others, known or values)
     without: Mapping[str, str] = {}
     if known is None or not set(others) <= set(of_classes):
@@ -136,6 +142,7 @@ def choose_columns(
         others = [name for name in others if name not in without]
     if known is None:
         wanted, known = _classes_among(others, values, without)
+        _check_no_features(wanted, values, rows)
     else:
         wanted = _scores_by_class(others, known)
     named = next((one for one in SCORES if all(name.startswith(f"{one}.") for name in wanted)), None)
@@ -206,6 +213,8 @@ def _classes_among(
         elif len(values) == 2 and len(of_one) == 1:
             without_it = ",".join(name for name in others if name != of_one[0])
             said = f" If `{of_one[0]:.50}` is the score of {values[1]!r:.50}, set ignore={without_it:.1000}."
+        elif len(others) >= 2 * len(values) > 0:
+            said += f" {FEATURES_ALONE}"
         elif len(others) < len(values):
             said = (
                 " Each row needs the scores of all classes. Where only that of the predicted class is known, "
@@ -228,6 +237,18 @@ def _classes_among(
                 f"ignore={name:.100}; or name all columns of classes: classes={every:.1000}."
             )
     return columns, names
+
+
+def _check_no_features(wanted: Sequence[str], values: Sequence[str], rows: int) -> None:
+    """Refuse numbered columns, most of which no label names although there are enough: they are features."""
+    count = len(wanted)
+    if count < 2 * len(values) or may_miss_classes(rows, count) or all(map(SCORE.fullmatch, wanted)):
+        return
+    raise InvalidUpload(
+        f"The columns `{wanted[0]:.50}` to `{wanted[-1]:.50}` would be the scores of {count:,} classes, of "
+        f"which the labels of {rows:,} rows name {len(values):,}. {FEATURES_ALONE} If they are scores, name "
+        "their classes: classes=a,b,c."
+    )
 
 
 def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str, list[str]] | None:
@@ -259,6 +280,8 @@ def _affixes(others: Sequence[str], values: Sequence[str]) -> list[tuple[str, st
     value = max(values, key=len)
     places = ((name, found.span()) for name in others for found in re.finditer(re.escape(value), name))
     around = {(name[:start], name[end:]) for name, (start, end) in places}
+    if value.isdecimal():  # no part of a longer number
+        around = {(a, b) for a, b in around if not (a.rstrip("0")[-1:].isdecimal() or b[:1].isdecimal())}
     return sorted(around, key=lambda pair: (len(pair[0]) + len(pair[1]), pair))
 
 

@@ -148,15 +148,15 @@ def label_values(column: Any, name: str, first: int) -> Array:
     return _filled(np.asarray(column.to_numpy(zero_copy_only=False)), name, first)
 
 
-def distinct_labels(table: OpenTable, name: str) -> list[str]:
-    """List the values of the column of labels as text, sorted: whole numbers without decimals."""
+def distinct_labels(table: OpenTable, name: str) -> tuple[list[str], int]:
+    """List the values of the column of labels as text, sorted: whole numbers without decimals; count rows."""
     found: set[str] = set()
     first = 0
     for batch in table.batches([name], (), BATCH_ROWS):
         values = label_values(batch.column(name), name, first)
         first += len(batch)
         found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
-    return sorted(label_names(found))
+    return sorted(label_names(found)), first
 
 
 def _groups(column: Any, name: str, first: int) -> Array:

@@ -138,6 +138,37 @@ def test_consecutive_integers_belong_together(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.arrays()[0], one.scores[kept])
 
 
+NEEDS = "needs a column `logits` .* Features are no scores"
+OF_20 = "to `f?19` would be the scores of 20 classes, .* 400 rows name "
+FEATURES = [
+    ([f"f{k}" for k in range(20)], 3, rf"`f0` {OF_20}3\."),
+    ([str(k) for k in range(20)], 2, rf"`0` {OF_20}2\."),
+    (["Time", *(f"V{k}" for k in range(1, 29)), "Amount"], 2, NEEDS),
+    ([f"pixel_{k // 8}_{k % 8}" for k in range(64)], 10, NEEDS),
+]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(("columns", "classes", "message"), FEATURES)
+def test_a_table_of_features_is_not_taken_for_scores(
+    columns: list[str], classes: int, message: str, form: str, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(400, len(columns))), columns=columns)
+    body = TABLES[form](table.assign(label=np.arange(400) % classes))
+    with pytest.raises(InvalidUpload, match=message):
+        read(body, tmp_path)
+
+
+def test_scores_of_classes_without_labels_stay_scores(tmp_path: Path) -> None:
+    """Of few rows, or by the names of their columns."""
+    few = pd.DataFrame(3.0 * np.eye(24, 90), columns=[f"c{k}" for k in range(90)]).assign(label=np.arange(24))
+    named = pd.DataFrame(3.0 * np.eye(400, 90), columns=[f"logit_{k}" for k in range(90)])
+    for number, table in enumerate((few, named.assign(label=np.arange(400) % 2))):
+        data = read(table.to_csv(index=False).encode(), tmp_path / str(number))
+        assert data.classes == [str(k) for k in range(90)]
+
+
 INTEGERS = [("1", "2", "3"), ("10", "20", "30"), ("-1", "1"), ("0", "1", "10", "2"), ("1.0", "2.0", "3.0")]
 
 
