@@ -141,10 +141,10 @@ def choose_columns(
         dropped += tuple(without)
         others = [name for name in others if name not in without]
     if known is None:
-        wanted, known = _classes_among(others, values, without)
+        wanted, known = _classes_among(others, values, without, declared.scores)
         _check_no_features(wanted, values, rows)
     else:
-        wanted = _scores_by_class(others, known)
+        wanted = _scores_by_class(others, known, declared.scores)
     named = next((one for one in SCORES if all(name.startswith(f"{one}.") for name in wanted)), None)
     kind = kind_of(named or LOGITS, declared, is_named=named is not None)
     in_order = [name for name in others if name in set(wanted)]
@@ -194,15 +194,16 @@ def _is_number(text: str) -> bool:
 
 
 def _classes_among(
-    others: Sequence[str], values: Sequence[str], without: Mapping[str, str]
+    others: Sequence[str], values: Sequence[str], without: Mapping[str, str], scores: str | None
 ) -> tuple[list[str], list[str]]:
     """Find the columns of the classes by the values of the labels.
 
-    `without`: the columns that hold no numbers, and what they hold. Returns the columns, and the names of
-    their classes.
+    `without`: the columns that hold no numbers, and what they hold. `scores`: what the sender says they are.
+    Returns the columns, and the names of their classes.
     """
     found = _named_like(others, values)
-    if found is None and len(others) == 1 and len(values) == 2 and (one := _score_of_two(others[0], values)):
+    is_one_of_two = found is None and len(others) == 1 and len(values) == 2
+    if is_one_of_two and (one := _score_of_two(others[0], values, scores)):
         return one
     if found is None:
         texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
@@ -210,6 +211,11 @@ def _classes_among(
         of_one = [name for name in others if SCORE.fullmatch(name)]
         if values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
             said = " They differ from the labels in upper and lower case alone; write both alike."
+        elif is_one_of_two:
+            said = (
+                f" If `{others[0]:.50}` is the score of {values[1]!r:.50}, set scores=probabilities or "
+                "scores=logits."
+            )
         elif len(values) == 2 and len(of_one) == 1:
             without_it = ",".join(name for name in others if name != of_one[0])
             said = f" If `{of_one[0]:.50}` is the score of {values[1]!r:.50}, set ignore={without_it:.1000}."
@@ -227,15 +233,14 @@ def _classes_among(
         )
     start, end, names = found
     columns = [f"{start}{name}{end}" for name in names]
-    for name in others:
-        if name not in columns:
-            every = ",".join([*columns, name])
-            if len(columns) > MAX_LISTED or every.count(",") > len(columns):
-                every = "FILE, with one in each line"
-            raise InvalidUpload(
-                f"The column {name!r:.100} holds numbers, and no label names it. Leave it out with "
-                f"ignore={name:.100}; or name all columns of classes: classes={every:.1000}."
-            )
+    if unknown := [name for name in others if name not in columns]:
+        every = ",".join([*columns, unknown[0]])
+        if len(columns) > MAX_LISTED or every.count(",") > len(columns):
+            every = "FILE, with one in each line"
+        raise InvalidUpload(
+            f"The column {unknown[0]!r:.100} holds numbers, and no label names it. {_leave_out(unknown)}; or "
+            f"name all columns of classes: classes={every:.1000}."
+        )
     return columns, names
 
 
@@ -300,7 +305,12 @@ def _consecutive(others: Sequence[str], start: str, end: str, values: Sequence[s
     return [numbers[number] for number in sorted(numbers)]
 
 
-def _score_of_two(name: str, values: Sequence[str]) -> tuple[list[str], list[str]] | None:
+def _leave_out(names: Sequence[str]) -> str:
+    those = "it" if len(names) == 1 else f"it and {len(names) - 1:,} more"
+    return f"Leave {those} out with ignore={','.join(names):.1000}"
+
+
+def _score_of_two(name: str, values: Sequence[str], scores: str | None) -> tuple[list[str], list[str]] | None:
     """Take one column as the score of one of two classes: the one that it names, or else the second."""
     first, second = sorted(
         values, key=lambda value: (integer_of(value) is None, integer_of(value) or 0, value)
@@ -310,22 +320,21 @@ def _score_of_two(name: str, values: Sequence[str]) -> tuple[list[str], list[str
             rf".*[_ .:-]{re.escape(positive)}|{re.escape(positive)}[_ .:-].*", name
         ):
             return [name], [negative, positive]
-    return ([name], [first, second]) if SCORE.fullmatch(name) else None
+    return ([name], [first, second]) if scores or SCORE.fullmatch(name) else None
 
 
-def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]:
+def _scores_by_class(others: Sequence[str], classes: Sequence[str], scores: str | None) -> list[str]:
     """Order the columns by class."""
-    if _is_one_score(others, classes):
+    if _is_one_score(others, classes, scores):
         return list(others)
     wanted = _class_columns(others, classes)
     missing = [name for name in wanted if name not in others]
-    for name in others:
-        if name not in wanted:
-            advice = f"Missing: {missing[0]!r:.100}." if missing else f"Leave it out with ignore={name:.100}."
-            raise InvalidUpload(
-                f"The column {name!r:.100} is no class of the model"
-                f"{hint(name, wanted) or f' ({shown(classes)}).'} {advice}"
-            )
+    if unknown := [name for name in others if name not in wanted]:
+        advice = f"Missing: {missing[0]!r:.100}" if missing else _leave_out(unknown)
+        raise InvalidUpload(
+            f"The column {unknown[0]!r:.100} is no class of the model"
+            f"{hint(unknown[0], wanted) or f' ({shown(classes)}).'} {advice}."
+        )
     if missing:
         raise InvalidUpload(
             f"The table needs one column for each of the {len(classes)} classes; {missing[0]!r:.100} is "
@@ -334,11 +343,11 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str]) -> list[str]
     return wanted
 
 
-def _is_one_score(others: Sequence[str], classes: Sequence[str]) -> bool:
-    """Whether the only column is the score of the second of two classes."""
-    return (
-        len(classes) == 2 and len(others) == 1 and bool(others[0] == classes[1] or SCORE.fullmatch(others[0]))
-    )
+def _is_one_score(others: Sequence[str], classes: Sequence[str], scores: str | None) -> bool:
+    """Whether the only column is the score of the second of two classes: by its name, or as is said."""
+    if len(classes) != 2 or len(others) != 1 or others[0] == classes[0]:
+        return False
+    return others[0] == classes[1] or bool(scores or SCORE.fullmatch(others[0]))
 
 
 def _class_columns(others: Sequence[str], classes: Sequence[str]) -> list[str]:
@@ -357,7 +366,7 @@ def _are_samples(
     others: Sequence[str], inputs: ModelInputs, classes: Sequence[str], scores: str | None
 ) -> bool:
     """Tell the columns of features or texts from those of logits, by their names."""
-    if inputs.table_columns != tuple(others) and _is_one_score(others, classes):
+    if inputs.table_columns != tuple(others) and _is_one_score(others, classes, scores):
         return False
     of_classes, there = set(_class_columns(others, classes)), set(others)
     own = set(inputs.table_columns)

@@ -233,7 +233,7 @@ class FileColumns:
         classes = known or own
         said = None
         if is_single:
-            said = "one column of scores, of the second class" + (f", {classes[1]!r:.100}" if classes else "")
+            said = "taken for the score of the second class" + (f", {classes[1]!r:.100}" if classes else "")
         elif own is not None:
             said = "matched with the classes by name" if known is not None else "named by the file"
         elif known is not None and not are_indices(known):

@@ -321,7 +321,7 @@ def test_one_column_of_arrays_is_the_second_class(  # noqa: PLR0917 - a test of 
     logits, labels = data.arrays()
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], ODDS, rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(labels, SINGLE.labels)
-    assert data.columns == "one column of scores, of the second class, 'yes'"
+    assert data.columns == "taken for the score of the second class, 'yes'"
 
 
 @pytest.mark.parametrize("name", ["yes", "p_yes", "logit", "decision", "score"])
@@ -332,12 +332,36 @@ def test_one_column_of_a_table_is_the_second_class(form: str, name: str, tmp_pat
     logits, labels = data.arrays()
     np.testing.assert_allclose(logits[:, 1] - logits[:, 0], ODDS, rtol=1e-12)
     np.testing.assert_array_equal(labels, SINGLE.labels)
-    assert data.columns == "one column of scores, of the second class, 'yes', read as logits"
+    assert data.columns == "taken for the score of the second class, 'yes', read as logits"
+
+
+@pytest.mark.parametrize("known", [None, ("no", "yes")])
+@pytest.mark.parametrize("name", ["y_pred", "risk"])
+def test_one_column_is_a_score_where_the_sender_says_so(
+    name: str, known: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    table = pd.DataFrame({name: SECOND, "label": SINGLE.named_labels()})
+    logits, labels = read(TABLES["csv"](table), tmp_path, known, Declared("probabilities")).arrays()
+    np.testing.assert_allclose(logits[:, 1] - logits[:, 0], ODDS, rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(labels, SINGLE.labels)
+    with pytest.raises(
+        InvalidUpload, match="'yes' is missing"
+    ):  # not the second class: its column is the first's
+        read(TABLES["csv"](table.rename(columns={name: "no"})), tmp_path, ("no", "yes"), Declared("logits"))
+
+
+def test_all_other_columns_are_named_at_once(tmp_path: Path) -> None:
+    body = frame(ONE, index=1, probability=0.5).to_csv(index=False).encode()
+    for known in (None, NAMES):
+        with pytest.raises(
+            InvalidUpload, match=r"'index'.* Leave it and 1 more out with ignore=index,probab"
+        ):
+            read(body, tmp_path, known)
 
 
 def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
     for name, scores, says in (
-        ("id", ODDS, r"one column for each class.*`id`"),
+        ("id", ODDS, r"one column for each class.*`id`\. If `id` is the score of 'yes', set scores=prob"),
         ("score", SECOND, r"all between 0 and 1. Set scores=probabilities"),
     ):
         with pytest.raises(InvalidUpload, match=says):
