@@ -181,7 +181,10 @@ def check_logits(logits: Any) -> NDArray[Any]:
     """
     array = as_array(logits, "logits")
     if array.ndim != 2:
-        raise InvalidDataError(f"logits must have shape (N, K), not {array.shape}")
+        advice = "; log-odds s of the second of two classes are np.stack([0 * s, s], axis=1)"
+        raise InvalidDataError(
+            f"logits must have shape (N, K), not {array.shape}{advice if array.ndim == 1 else ''}"
+        )
     if array.shape[1] < 2:
         raise InvalidDataError(f"logits must have at least 2 classes, not K = {array.shape[1]}")
     rows = block_rows(array.shape[1])

@@ -206,8 +206,10 @@ def _rows(probabilities: Any) -> ProbabilityRows:
         return probabilities
     array = as_array(probabilities, "probabilities")
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
+        advice = "; one probability p of the second of two classes is np.stack([1 - p, p], axis=1)"
         raise InvalidDataError(
             f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"
+            f"{advice if array.ndim == 1 else ''}"
         )
     low, high = array.min(), array.max()
     if (low < 0 or high > 1) and low >= -BEYOND and high <= 1 + BEYOND:
