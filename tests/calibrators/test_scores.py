@@ -12,6 +12,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_data
 from boxcal.calibrators.data import check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.maps import mixture as mixture_module
 from boxcal.calibrators.maps.chain import Chain
 from boxcal.calibrators.maps.constant_box import ConstantBounds
 from boxcal.calibrators.maps.mixture import Mixture
@@ -142,6 +143,21 @@ def votes(rows: int = 1500, trees: int = 10, seed: int = 0) -> tuple[Array, Arra
 
 PROBABILITIES, LABELS = votes()
 LOGITS, _ = as_logits(PROBABILITIES, "probabilities")
+
+
+def test_some_of_many_rows_tell_the_temperature_of_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 for votes that call true classes impossible, that of `ts` for a network that is too sure."""
+    rng = np.random.default_rng(0)
+    sure = 9.0 * rng.normal(size=(900, 5))
+    labels = np.array([rng.choice(5, p=softmax(row[None] / 6.0)[0]) for row in sure])
+    both = [check_validation_set(LOGITS, LABELS), check_validation_set(sure, labels)]
+    of_all = [Mixture.of(data, data.effective).parameters for data in both]
+    monkeypatch.setattr(mixture_module, "MANY", 1)
+    monkeypatch.setattr(mixture_module, "ENOUGH", 200)
+    of_some = [Mixture.of(data, data.effective).parameters for data in both]
+    assert of_some == of_all
+    assert of_all[0]["mixture_temperature"] == 1.0
+    assert 5.0 < of_all[1]["mixture_temperature"] < 7.0
 
 
 def test_the_map_reads_the_mixture() -> None:
