@@ -44,11 +44,7 @@ def inspect(
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
-        from boxcal.models.loading.specifications import MODEL_FILES, WEIGHT_FILES
-
-        # Models have names, and paths after `pt2:`.
-        is_model = path.suffix[1:] in ("", *MODEL_FILES) or path.suffix in WEIGHT_FILES
-        (_saved if path.is_file() and not is_model else _named)(model, as_json=as_json)
+        (_saved if _is_safetensors(path) else _named)(model, as_json=as_json)
         return
     beside = path.with_suffix(".json")
     if write and beside.exists():
@@ -149,6 +145,14 @@ def _named(model: str, *, as_json: bool) -> None:
     )
     for note in found.notes:
         messages().print(f"[yellow]note[/]: {escape(note)}", soft_wrap=True)
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file begins as saved calibrators do: a length of eight bytes, and a JSON object."""
+    if not path.is_file():  # models have names, and paths after `pt2:`
+        return False
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
 
 
 def _saved(path: str, *, as_json: bool) -> None:

@@ -64,7 +64,7 @@ class LogitsOnly:
 PRECISIONS = ("float32", "bfloat16", "float16")
 MODEL_FILES = ("onnx", "pt2")
 PACKAGES = ("torch", "torchvision", "onnxruntime")
-WEIGHT_FILES = {".pt", ".pth", ".ckpt", ".bin", ".h5", ".keras", ".pkl", ".pickle", ".joblib"}
+WEIGHT_FILES = {".pt", ".pth", ".ckpt", ".bin", ".h5", ".keras", ".pkl", ".pickle", ".joblib", ".cbm", ".ubj"}
 WITH_WEIGHTS = (*MODEL_FILES, "transformers")
 SPECIFICATIONS = (
     "'digits', 'torchvision:NAME', 'timm:NAME', 'transformers:FOLDER', 'onnx:PATH', 'pt2:PATH', "
@@ -145,11 +145,11 @@ def _advice(spec: str) -> str:
         return f" Did you mean '{path.suffix[1:]}:{spec}'?"
     if (path / "config.json").is_file():
         return f" Did you mean 'transformers:{spec}'?"
-    if path.suffix in WEIGHT_FILES:
+    if path.suffix in WEIGHT_FILES or path.is_file():
         return (
-            f" A {path.suffix} file holds weights or pickled objects. Export the model as ONNX (torch.onnx, "
-            "skl2onnx, tf2onnx) or with torch.export.save; or name its architecture, and the file in "
-            "BOXCAL_WEIGHTS."
+            f" A {path.suffix} file is not read as a model: export it as ONNX (torch.onnx, "
+            "skl2onnx, onnxmltools, tf2onnx) or with torch.export.save. For weights of an architecture, name "
+            "that, and the file in BOXCAL_WEIGHTS."
         )
     return ""
 
