@@ -8,6 +8,7 @@ scores in place of probabilities. A binary network may return one number, the si
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
@@ -256,6 +257,7 @@ class Output:
         else:
             self._holds_probabilities = self._has_one_column or self._is_of_classifier
         self._keys: tuple[Any, ...] = ()
+        self._is_reversed = False
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -264,6 +266,7 @@ class Output:
             "outputs": "probabilities" if self._holds_probabilities else None,
             "output": self._spec.output,
             "activation": "sigmoid" if self._has_one_column else None,
+            "order": "reversed" if self._is_reversed else None,
         }
 
     @property
@@ -274,9 +277,11 @@ class Output:
     def scores(self, raw: Any) -> Scores:
         """Bring what the model returned to float32 (N, K), or (N, 1)."""
         if self._is_map:
-            return np.array([[row[key] for key in self._keys] for row in raw], np.float32)
-        with np.errstate(over="ignore"):  # what overflows is refused as infinite
-            return in_rows(raw.astype(np.float32, copy=False))
+            found = np.array([[row[key] for key in self._keys] for row in raw], np.float32)
+        else:
+            with np.errstate(over="ignore"):  # what overflows is refused as infinite
+                found = in_rows(raw.astype(np.float32, copy=False))
+        return found[:, ::-1] if self._is_reversed else found
 
     def logits(self, raw: Any) -> Scores:
         """Turn what the model returned into float32 logits (N, K)."""
@@ -339,12 +344,14 @@ class Output:
     def _check_labels(
         self, logits: Scores, said: Sequence[Any], found: tuple[str, ...] | None, where: str
     ) -> None:
-        """Check that the labels are those of the largest scores, which may be of pairs of classes instead."""
-        if found is None or len(found) != logits.shape[1]:
-            found = tuple(map(str, range(logits.shape[1])))
-        labels = [str(label) for part in said for label in np.ravel(part)]
-        agreed = [found[index] == label for index, label in zip(logits.argmax(1), labels, strict=False)]
-        if not agreed or np.mean(agreed) < AGREEMENT:
+        """Check that the labels are those of the largest scores, which may be of pairs of classes instead.
+
+        Two scores may be in the reverse order, as skl2onnx writes those of `SVC`.
+        """
+        agreed = agreement(logits, said, found)
+        if logits.shape[1] == 2 and agreed <= 1.0 - AGREEMENT:
+            self._is_reversed = True
+        elif not agreed >= AGREEMENT:
             raise BackboneError(
                 f"{where} has {logits.shape[1]} scores, whose largest is often not that of the label beside "
                 'it. If each is of one class, declare "outputs": "logits", and "labels" in the order of '
@@ -362,6 +369,15 @@ class Output:
                 f"{where} is {float(scores.max()):.4g} for a random input, no sigmoid. Declare also "
                 '"outputs": "logits" if the sigmoid is not part of the model.'
             )
+
+
+def agreement(scores: NDArray[Any], said: Sequence[Any], names: Sequence[str] | None) -> float:
+    """Give the share of rows whose label is the name of the largest score; NaN without labels."""
+    if names is None or len(names) != scores.shape[1]:
+        names = tuple(map(str, range(scores.shape[1])))
+    labels = [str(label) for part in said for label in np.ravel(part)]
+    agreed = [names[index] == label for index, label in zip(scores.argmax(1), labels, strict=False)]
+    return float(np.mean(agreed)) if agreed else math.nan
 
 
 def in_rows(values: NDArray[Any]) -> NDArray[Any]:

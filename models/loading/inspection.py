@@ -20,7 +20,17 @@ from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import FeatureBackbone
 from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.backends.onnx_backbone import DTYPES
-from boxcal.models.backends.onnx_file import CPU, FLOATS, MAPS, OnnxFile, batch_size_of, class_labels, in_rows
+from boxcal.models.backends.onnx_file import (
+    CPU,
+    FLOATS,
+    LABELS,
+    MAPS,
+    OnnxFile,
+    agreement,
+    batch_size_of,
+    class_labels,
+    in_rows,
+)
 from boxcal.models.backends.onnx_named import inputs_of, is_named
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.inputs.images import ImageClassification
@@ -72,8 +82,10 @@ def inspect_model(path: Path) -> Inspection:
         outputs = None
     if outputs is not None:
         if found := _declare_output(returned, outputs, declaration, notes):
-            classes, names = found
-            _declare_labels(classes, names or class_labels(file.model), path, declaration, notes)
+            classes, keys = found
+            names = keys or class_labels(file.model)
+            _declare_labels(classes, names, path, declaration, notes)
+            _turn_labels(returned, outputs, names, declaration, notes)
         ModelSpec.model_validate(declaration)
     shapes = [_shape(value) for value in outputs] if outputs is not None else [()] * len(returned)
     return Inspection(
@@ -257,6 +269,25 @@ def _declare_labels(
     elif classes <= FEW_LABELS:
         declaration["labels"] = list(map(str, range(classes)))
         notes.append("`labels` are numbers: replace them by the names of the classes.")
+
+
+def _turn_labels(
+    returned: Sequence[Any],
+    outputs: Sequence[Any],
+    names: Sequence[str] | None,
+    declaration: dict[str, Any],
+    notes: list[str],
+) -> None:
+    """Turn the labels of two scores round whose largest is never that of the label beside it."""
+    by_name = {entry.name: value for entry, value in zip(returned, outputs, strict=True)}
+    scores = by_name[declaration["output"]] if "output" in declaration else None
+    if declaration["outputs"] != "logits" or scores is None or len(declaration.get("labels", ())) != 2:
+        return
+    said = [by_name[entry.name] for entry in returned if entry.type in LABELS]
+    rows = np.array([list(row.values()) for row in scores]) if isinstance(scores, list) else in_rows(scores)
+    if agreement(rows, said, names) == 0.0:
+        declaration["labels"] = declaration["labels"][::-1]
+        notes.append("`labels` are in the order of the scores, which is not that of the model's own labels.")
 
 
 def _shape(value: Any) -> tuple[int, ...]:

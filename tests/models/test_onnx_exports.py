@@ -268,17 +268,36 @@ def test_scores_beside_a_label_are_logits(classes: int, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_scores_that_contradict_the_label_are_refused(tmp_path: Path) -> None:
-    """Scores of pairs of classes, and of two classes in the order that skl2onnx gives those of SVC."""
+    """Scores of pairs of classes."""
     from sklearn.svm import SVC
 
     rows, labels = features()
-    for kind, classes in (("ovo", 3), ("ovr", 2)):
-        model = SVC(decision_function_shape=kind).fit(rows, np.minimum(labels, classes - 1))
-        message = r'not that of the label beside it.*declare "outputs": "logits"'
-        with pytest.raises(BackboneError, match=message):
-            load_exported(tmp_path / "m.onnx", model, rows, zipmap=False)
-    declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0"])
-    assert load(tmp_path / "m.onnx").labels == ("1", "0")
+    model = SVC(decision_function_shape="ovo").fit(rows, labels)
+    message = r'not that of the label beside it.*declare "outputs": "logits"'
+    with pytest.raises(BackboneError, match=message):
+        load_exported(tmp_path / "m.onnx", model, rows, zipmap=False)
+    declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0", "2"])
+    assert load(tmp_path / "m.onnx").labels == ("1", "0", "2")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("zipmap", [True, False])
+def test_two_scores_in_the_reverse_order_of_the_labels_are_turned_round(zipmap: bool, tmp_path: Path) -> None:
+    """As skl2onnx writes those of SVC: `[s, -s]`, with s the score of the second class."""
+    from sklearn.svm import SVC
+
+    path, (rows, labels) = tmp_path / "m.onnx", features()
+    model = SVC().fit(rows, np.array(CLASSES)[np.minimum(labels, 1)])
+    served = load_exported(path, model, rows, zipmap=zipmap)
+    assert served.labels == CLASSES[:2]
+    scores = model.decision_function(rows)
+    np.testing.assert_allclose(logits_of(served, rows), np.stack([-scores, scores], axis=1), atol=1e-5)
+    found = inspect_model(path)
+    assert found.declaration["labels"] == [*CLASSES[1::-1]]
+    declare(path, **found.declaration)
+    declared = load(path)
+    assert declared.labels == CLASSES[1::-1]
+    np.testing.assert_allclose(logits_of(declared, rows), np.stack([scores, -scores], axis=1), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [[0, 0, 1, 1], [0, 1, 1, -1]])
