@@ -16,7 +16,6 @@ import numpy as np
 from boxcal.calibrators.array_ops import top_columns, top_columns_back
 from boxcal.calibrators.fitting.rows import FitRows, dense_loss, mean_of
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
-from boxcal.calibrators.maps.ensemble_temperature import EnsembleTemperatureScaling
 from boxcal.calibrators.maps.identity import IdentityMap
 from boxcal.calibrators.maps.parameters import Array, Gradients, Limits, Vjp
 from boxcal.calibrators.threads import SMALL, blocks, over_rows
@@ -35,8 +34,7 @@ class Objective:
         self.logit_map, self.bound_map, self.data = logit_map, bound_map, data
         self.tempering = logit_map.tempering or IdentityMap(logit_map.num_classes)
         self.is_tempered = logit_map.tempering is logit_map
-        # Without bounds, `ets` needs of a row the probabilities of its label alone.
-        self.is_of_labels = isinstance(logit_map, EnsembleTemperatureScaling) and bound_map is None
+        self.is_of_labels = logit_map.mixes_labels and bound_map is None
         self.precomputed: Array | None = None
         if self.is_of_labels:
             self.precomputed = np.exp(-self._at_temperature(1.0)[0])
@@ -163,7 +161,7 @@ class Objective:
         return losses, by_inverse
 
     def _of_labels(self, own: Array) -> tuple[float, Gradients, Gradients]:
-        """Evaluate `ets` by the probabilities of the labels."""
+        """Evaluate a map by the probabilities of the labels, at its temperature and unchanged."""
         mixed: Any = self.logit_map
         p, weights = mixed.at(own), self.data.weights
         softened, by_inverse = self._at_temperature(p["temperature"])

@@ -45,6 +45,9 @@ class LogitMap(Map):
     normalises: bool = False
     """Whether its answers are log probabilities: as `ts`, but for a number added to each row."""
 
+    mixes_labels: bool = False
+    """Whether the loss of a row follows from its label's probabilities alone, by `of_labels`, as of `ets`."""
+
     perturbations: int = 0
     """How many descents a fit makes around the best end, for maps whose loss has kinks."""
 

@@ -31,6 +31,7 @@ class EnsembleTemperatureScaling(LogitMap):
     combines = True
     contains_ts = True
     normalises = True
+    mixes_labels = True
 
     def __init__(self, num_classes: int, parameters: Mapping[str, Any] | None = None) -> None:
         super().__init__(num_classes, parameters)

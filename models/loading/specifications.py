@@ -147,9 +147,9 @@ def _advice(spec: str) -> str:
         return f" Did you mean 'transformers:{spec}'?"
     if path.suffix in WEIGHT_FILES or path.is_file():
         return (
-            f" A {path.suffix} file is not read as a model: export it as ONNX (torch.onnx, "
-            "skl2onnx, onnxmltools, tf2onnx) or with torch.export.save. For weights of an architecture, name "
-            "that, and the file in BOXCAL_WEIGHTS."
+            f" {path.name} is not read as a model: export it as ONNX (torch.onnx, skl2onnx, onnxmltools, "
+            "tf2onnx) or with torch.export.save. For weights of an architecture, name that, and the file in "
+            "BOXCAL_WEIGHTS."
         )
     return ""
 

@@ -143,7 +143,7 @@ def test_damaged_weights_are_refused_by_name(folder: Path, network: torch.nn.Mod
         ({"spec": "torchvision:"}, "Unknown model 'torchvision:'"),
         ({"spec": "nets/m.onnx"}, r"Unknown model 'nets/m\.onnx'.* Did you mean 'onnx:nets/m\.onnx'\?$"),
         ({"spec": "m.pt2"}, r"Did you mean 'pt2:m\.pt2'\?$"),
-        ({"spec": "m.pth"}, r"A \.pth file is not read as a model: export it as ONNX"),
+        ({"spec": "m.pth"}, r" m\.pth is not read as a model: export it as ONNX"),
         ({"spec": "torchvision:vit_b_17"}, "'vit_b_17'.*Did you mean one of vit_b_16"),
         ({"spec": "torchvision:raft_large"}, "no classification model 'raft_large'"),
         ({"spec": "torchvision:vit_b_16", "weights": "V3"}, "no weights 'V3'.*IMAGENET1K_V1"),

@@ -315,7 +315,7 @@ def test_a_saved_calibrator_is_shown(boxcal: Boxcal, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("m.txt", "A .txt file is not read as a model"), ("m.pt2", "Did you mean 'pt2:")],
+    [("m.txt", "m.txt is not read as a model"), ("m.pt2", "Did you mean 'pt2:")],
 )
 def test_a_file_that_is_no_model_is_not_called_a_calibrator(
     name: str, message: str, boxcal: Boxcal, tmp_path: Path
