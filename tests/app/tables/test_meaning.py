@@ -162,11 +162,11 @@ def test_a_table_of_features_is_not_taken_for_scores(
 
 def test_scores_of_classes_without_labels_stay_scores(tmp_path: Path) -> None:
     """Of few rows, or by the names of their columns."""
-    few = pd.DataFrame(3.0 * np.eye(24, 90), columns=[f"c{k}" for k in range(90)]).assign(label=np.arange(24))
-    named = pd.DataFrame(3.0 * np.eye(400, 90), columns=[f"logit_{k}" for k in range(90)])
-    for number, table in enumerate((few, named.assign(label=np.arange(400) % 2))):
-        data = read(table.to_csv(index=False).encode(), tmp_path / str(number))
-        assert data.classes == [str(k) for k in range(90)]
+    for name, rows, classes in (("c", 24, 90), ("logit_", 400, 20)):
+        columns = [f"{name}{k}" for k in range(classes)]
+        table = pd.DataFrame(3.0 * np.eye(rows, classes), columns=columns).assign(label=np.arange(rows) % 2)
+        data = read(table.to_csv(index=False).encode(), tmp_path / name)
+        assert data.classes == [str(k) for k in range(classes)]
 
 
 INTEGERS = [("1", "2", "3"), ("10", "20", "30"), ("-1", "1"), ("0", "1", "10", "2"), ("1.0", "2.0", "3.0")]
