@@ -409,11 +409,14 @@ def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str])
     """Say which columns are missing, as samples and as logits."""
     if not inputs.has_names:
         count = len(inputs.names)
+        advice = (
+            "Leave out what is no feature with ignore=NAME" if len(others) > count else "Send all of them"
+        )
         return (
             f"The columns are neither logits of the classes of {inputs.model} nor its {count:,} features, "
             f"which have no names: {count:,} columns are read in their order, but the table has "
-            f"{len(others):,} beside those of labels, groups and weights. Leave out what is no feature with "
-            'ignore=NAME, or declare the names as "features" in the JSON file of the model.'
+            f"{len(others):,} beside those of labels, groups and weights. {advice}, or declare the names as "
+            '"features" in the JSON file of the model.'
         )
     absent = []
     for wanted in (inputs.table_columns, _class_columns(others, classes)):

@@ -295,6 +295,7 @@ def test_features_without_names_are_columns_in_their_order(
     [
         ([*NAMES, "id"], r"its 4 features, which have no names: 4 columns .* has 5 .* with ignore=NAME"),
         (["f0", "f1", "f2", "f3", "f4"], r"its 4 features, which have no names: .* has 5 "),
+        (["a", "b", "c"], r"its 4 features, which have no names: .* has 3 .* Send all of them, or declare"),
         (["prob_0", "prob_1", "prob_2", "age"], "The column 'age' is no class of the model"),
         (["0", "1", "2", "age"], "The column 'age' is no class of the model"),
     ],
