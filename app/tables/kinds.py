@@ -69,6 +69,13 @@ def table_kind(start: bytes) -> str | None:
 def no_kind(expected: str, start: bytes) -> str:
     """Say that a file that begins so is none of those expected, what it is instead, and what to do."""
     begins = f"it begins with {start[:4]!r}" if start else "it is empty"
+    line, end, _ = start.partition(b"\n")
+    first, is_cut, rest = line.partition(b"\r")
+    is_text = first.isascii() and first.decode().isprintable()
+    if is_text and is_cut and rest:
+        begins = "its lines end with CR alone, as in CSV for the Macintosh; save it as CSV in UTF-8"
+    elif is_text and end and b" " in first and not any(mark.encode() in first for mark in DELIMITERS):
+        begins += ", and its first line has no comma, semicolon, tab or bar; save tables with commas"
     return f"{expected}: {next((said for magic, said in FOREIGN if start.startswith(magic)), begins)}."
 
 

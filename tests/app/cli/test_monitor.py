@@ -202,7 +202,7 @@ def test_what_is_no_log_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("log.txt", b"some words\n", ".csv or .json of records: it begins with b'some'."),
+        ("log.txt", b"some words\n", ".csv or .json of records: it begins with b'some', and its first line"),
         ("log.csv", "id,label\n".encode("utf-16"), "it is text in UTF-16; save it in UTF-8."),
         ("log.csv.gz", gzip.compress(b"a,label\n" * 99)[:-9], "log.csv.gz: The file is no readable .gz: "),
         ("log.csv", b"logits,label\n", "has no rows"),

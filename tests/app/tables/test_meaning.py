@@ -406,6 +406,8 @@ FOREIGN = {
     "a header alone": (b"ape,utf_bee,label\n", r"\(none\)\. .* `ape`, `utf_bee`\. Name those of the classes"),
     "no header": (CSV.partition("\n")[2].replace(",ape", ",0").encode(), "needs one column `label`"),
     "numbers alone": (b"0.1,2,0\n" * 30, "first line holds numbers: add a line that names the columns"),
+    "spaces": (CSV.replace(",", " ").encode(), r"first line has no comma, .* save tables with commas\.$"),
+    "CSV for the Macintosh": (CSV.replace("\n", "\r").encode(), "lines end with CR alone.* CSV in UTF-8"),
     "UTF-16": (CSV.encode("utf-16"), "text in UTF-16; save it in UTF-8"),
     "comment": (f"# made today\n{CSV}".encode(), "begins with a comment"),
     "cells at the end": (CSV.replace("\n", ",\n").replace(",\n", "\n", 1).encode(), "end with a delimiter"),
