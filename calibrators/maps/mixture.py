@@ -40,7 +40,7 @@ class Mixture(LogitMap):
         """Give the mixture for a set that stands for so many samples."""
         share, temperatures = 1.0 / (samples + 1.0), (1.0, best_temperature(data)[0])
         tried = [cls(data.num_classes, {TEMPERATURE: one, SHARE: share}) for one in temperatures]
-        if data.logits.size >= MANY and len(data) > ENOUGH:
+        if data.logits.size >= MANY and len(data) >= 2 * ENOUGH:
             data = data.rows(np.arange(0, len(data), len(data) // ENOUGH))
         return min(tried, key=lambda one: _tempered_nll(replace(data, logits=one.over(data.scores))))
 
