@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
@@ -330,6 +330,11 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str], scores: str 
     wanted = _class_columns(others, classes)
     missing = [name for name in wanted if name not in others]
     if unknown := [name for name in others if name not in wanted]:
+        if not missing and _go_on(others, wanted):
+            raise InvalidUpload(
+                f"The columns go on to {unknown[-1]!r:.100}, and the model has {len(classes):,} classes "
+                f"({shown(classes)}). {FEATURES_ALONE}"
+            )
         advice = f"Missing: {missing[0]!r:.100}" if missing else _leave_out(unknown)
         raise InvalidUpload(
             f"The column {unknown[0]!r:.100} is no class of the model"
@@ -400,9 +405,13 @@ def _are_scores(
         return False
     if of_classes == set(classes) or all(SCORE.fullmatch(name) for name in of_classes):
         return True
-    numbered = {re.sub(r"\d+", "", name) for name in of_classes}
-    goes_on = any(re.sub(r"\d+", "", name) in numbered for name in others if name not in of_classes)
-    return len(others) != len(inputs.names) and not goes_on
+    return len(others) != len(inputs.names) and not _go_on(others, of_classes)
+
+
+def _go_on(others: Iterable[str], of_classes: Iterable[str]) -> bool:
+    """Whether other columns are numbered like those of the classes: f10 like f0 to f9."""
+    numbered = {re.sub(r"\d+", "#", name) for name in of_classes}
+    return any(re.sub(r"\d+", "#", name) in numbered for name in set(others).difference(of_classes))
 
 
 def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str]) -> str:

@@ -160,6 +160,15 @@ def test_a_table_of_features_is_not_taken_for_scores(
         read(body, tmp_path)
 
 
+@pytest.mark.parametrize("name", ["f", ""])
+def test_more_columns_than_classes_are_not_to_be_left_out(name: str, tmp_path: Path) -> None:
+    """Ten of twenty features would be taken for logits."""
+    table = pd.DataFrame(np.eye(40, 20), columns=[f"{name}{k}" for k in range(20)]).assign(label=1)
+    said = rf"go on to '{name}19', and the model has 10 classes \('0', .* 5 more\)\. Features are no scores"
+    with pytest.raises(InvalidUpload, match=said):
+        read(table.to_csv(index=False).encode(), tmp_path, [str(k) for k in range(10)])
+
+
 def test_scores_of_classes_without_labels_stay_scores(tmp_path: Path) -> None:
     """Of few rows, or by the names of their columns."""
     for name, rows, classes in (("c", 24, 90), ("logit_", 400, 20)):
