@@ -124,7 +124,7 @@ class RowFile:
             self._names = self._columns.names
             self.has_samples = self._columns.has_samples
             if self.has_samples and self._samples:  # features whose names only the file knows
-                messages().print(f"[dim]columns {self._samples.read_as}", soft_wrap=True)
+                messages().print(f"[dim]columns {self._samples.read_as(self._names)}", soft_wrap=True)
             self._numbers = () if self._columns.is_list or self.has_samples else self._columns.names
             if declared.scores is None and self._columns.kind == LOGITS:
                 self._check_kind()

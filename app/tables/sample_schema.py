@@ -55,10 +55,10 @@ class ModelInputs:
         """Whether something names the features; without names a table has them in their order."""
         return self.member == TEXTS or self.rows.has_names
 
-    @property
-    def read_as(self) -> str:
-        """Say how the columns of a table are read."""
-        in_order = "" if self.has_names else " in the order of the file: the model has no names of them"
+    def read_as(self, names: Sequence[str]) -> str:
+        """Say how these columns of a table are read."""
+        by_name = self.has_names or tuple(names) == self.table_columns
+        in_order = "" if by_name else " in the order of the file: the model has no names of them"
         return f"read as {self.member}{in_order}"
 
     @property

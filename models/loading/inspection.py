@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
 from boxcal.models import BackboneError
 from boxcal.models.backends.backbone import FeatureBackbone
@@ -82,10 +83,11 @@ def inspect_model(path: Path) -> Inspection:
         outputs = None
     if outputs is not None:
         if found := _declare_output(returned, outputs, declaration, notes):
-            classes, keys = found
+            rows, keys = found
             names = keys or class_labels(file.model)
-            _declare_labels(classes, names, path, declaration, notes)
-            _turn_labels(returned, outputs, names, declaration, notes)
+            _declare_labels(max(2, rows.shape[1]), names, path, declaration, notes)
+            said = [value for entry, value in zip(returned, outputs, strict=True) if entry.type in LABELS]
+            _turn_labels(rows, said, names, declaration, notes)
         ModelSpec.model_validate(declaration)
     shapes = [_shape(value) for value in outputs] if outputs is not None else [()] * len(returned)
     return Inspection(
@@ -220,8 +222,8 @@ def _declare_output(
     outputs: Sequence[Any],
     declaration: dict[str, Any],
     notes: list[str],
-) -> tuple[int, tuple[str, ...]] | None:
-    """Choose an output that may hold scores, and declare what it holds; count and name its classes."""
+) -> tuple[NDArray[Any], tuple[str, ...]] | None:
+    """Choose an output that may hold scores, and declare what it holds; give it, and name its classes."""
     scores = [
         (entry.name, value if isinstance(value, list) else in_rows(value))
         for entry, value in zip(returned, outputs, strict=True)
@@ -242,10 +244,8 @@ def _declare_output(
         value = np.array([list(row.values()) for row in value])
     rows = value.reshape(len(value), -1)
     within = bool((rows >= 0).all() and (rows <= 1).all())
-    classes = rows.shape[1]
-    if classes == 1:
+    if rows.shape[1] == 1:
         declaration["activation"] = "sigmoid"
-        classes = 2
         declaration["outputs"] = "probabilities" if within else "logits"
         notes.append("One number per sample: is it the probability of the second class, or its logit?")
     else:
@@ -255,7 +255,7 @@ def _declare_output(
             notes.append(
                 "All scores lie between 0 and 1 and do not sum to 1: a multi-label model is refused."
             )
-    return classes, names
+    return rows, names
 
 
 def _declare_labels(
@@ -272,21 +272,17 @@ def _declare_labels(
 
 
 def _turn_labels(
-    returned: Sequence[Any],
-    outputs: Sequence[Any],
+    rows: NDArray[Any],
+    said: Sequence[Any],
     names: Sequence[str] | None,
     declaration: dict[str, Any],
     notes: list[str],
 ) -> None:
     """Turn the labels of two scores round whose largest is never that of the label beside it."""
-    by_name = {entry.name: value for entry, value in zip(returned, outputs, strict=True)}
-    scores = by_name[declaration["output"]] if "output" in declaration else None
-    if declaration["outputs"] != "logits" or scores is None or len(declaration.get("labels", ())) != 2:
-        return
-    said = [by_name[entry.name] for entry in returned if entry.type in LABELS]
-    rows = np.array([list(row.values()) for row in scores]) if isinstance(scores, list) else in_rows(scores)
-    if agreement(rows, said, names) == 0.0:
-        declaration["labels"] = declaration["labels"][::-1]
+    labels: Any = declaration.get("labels")
+    is_of_two = declaration["outputs"] == "logits" and rows.shape[1] == 2 and isinstance(labels, list)
+    if is_of_two and agreement(rows, said, names) == 0.0:
+        declaration["labels"] = labels[::-1]
         notes.append("`labels` are in the order of the scores, which is not that of the model's own labels.")
 
 

@@ -288,6 +288,9 @@ def test_features_without_names_are_columns_in_their_order(
     assert data.columns == "read as features in the order of the file: the model has no names of them"
     run_backbone(data, unnamed, 0, lambda *_: None)
     np.testing.assert_allclose(data.arrays()[0], of_model(frame, numeric), atol=1e-5)
+    by_name = frame.set_axis([*"0123", "label"], axis=1)[["3", "1", "2", "0", "label"]]
+    data = read(as_csv(by_name), tmp_path, unnamed)
+    assert data.columns == "read as features"
 
 
 @pytest.mark.parametrize(

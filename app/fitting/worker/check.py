@@ -179,7 +179,7 @@ def _read_table(file: IO[bytes], kind: str, folder: Path, expected: Expected) ->
             known, own, kind=taken_for, is_single=columns.is_single, left_out=columns.left_out
         )
         if columns.has_samples and expected.inputs is not None:
-            matched = replace(matched, said=expected.inputs.read_as)
+            matched = replace(matched, said=expected.inputs.read_as(columns.names))
         keep_set(folder, arrays, columns.kind, expected, columns=matched)
 
 
