@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from boxcal.app.predict.lanes import BatchSizer, Part
 pytestmark = pytest.mark.anyio
 
 SECONDS = 0.8
+"""Seconds of passes, as they should take, for which models are loaded."""
 ATTEMPTS = 4
 Zeros = NDArray[np.float32]
 
@@ -29,8 +29,8 @@ class Model:
     def __init__(self, device: Device, slots: int, seconds: float, share: float) -> None:
         self.used = 0.0
         self.passes = 0
-        self.until = math.inf
-        self._seconds = seconds
+        self.is_over: Callable[[], bool] = lambda: False
+        self.seconds = seconds
         self._lock = threading.Lock()
         self.batcher: Batcher[None, Zeros] = Batcher(
             self._forward,
@@ -42,34 +42,40 @@ class Model:
 
     def _forward(self, samples: Zeros, alone: bool) -> Zeros:
         began = time.perf_counter()
-        time.sleep(self._seconds)
+        time.sleep(self.seconds)
         with self._lock:
-            if time.perf_counter() < self.until:  # what is left in the queues at the end does not count
+            if not self.is_over():  # what is left in the queues at the end does not count
                 self.used += time.perf_counter() - began
-            self.passes += 1
+                self.passes += 1
         return samples
 
     @staticmethod
     def _finish(logits: Zeros, parts: Sequence[Part[None, Zeros]]) -> list[Zeros | Exception]:
         return [logits[part.start : part.stop] for part in parts]
 
-    async def load(self, clients: int, until: float) -> None:
-        self.until = until
-
+    async def load(self, clients: int) -> None:
         async def client() -> None:
-            while time.perf_counter() < until:
+            while not self.is_over():
                 await self.batcher.run(np.zeros((1, 2), np.float32), None)
 
         await asyncio.gather(*(client() for _ in range(clients)))
 
 
 async def loaded(slots: int, *models: tuple[float, float, int]) -> list[Model]:
-    """Load models, each given by the seconds of a pass, its share and its clients."""
+    """Load models, each given by the seconds of a pass, its share and its clients.
+
+    The load ends after a number of passes: by a given time none may have ended, where the machine stalls.
+    """
     device = Device(slots)
     running = [Model(device, slots, seconds, share) for seconds, share, _ in models]
-    until = time.perf_counter() + SECONDS
+
+    def is_over() -> bool:
+        return sum(model.passes * model.seconds for model in running) >= SECONDS
+
+    for model in running:
+        model.is_over = is_over
     await asyncio.gather(
-        *(model.load(clients, until) for model, (_, _, clients) in zip(running, models, strict=True))
+        *(model.load(clients) for model, (_, _, clients) in zip(running, models, strict=True))
     )
     for model in running:
         await asyncio.to_thread(model.batcher.close)

@@ -15,8 +15,8 @@ from boxcal.calibrators.operator import box_constrained_softmax, cpu_kernel
 THREADS = 64
 
 
-def hammer(seconds: float) -> int:
-    """Let 64 threads check forward and backward against one thread's answers; return the number of calls."""
+def hammer(seconds: float) -> None:
+    """Let 64 threads check forward and backward against one thread's answers, each in every case at least."""
     random = torch.Generator().manual_seed(3)
     cases = []
     for classes, dtype in ((5, torch.float32), (300, torch.float32), (300, torch.float64)):
@@ -32,7 +32,7 @@ def hammer(seconds: float) -> int:
 
     def work(number: int) -> None:
         start.wait()
-        while time.monotonic() < stop:
+        while time.monotonic() < stop or calls[number] < len(cases):
             logits, bound, wanted, slope = cases[calls[number] % len(cases)]
             rows = logits.clone().requires_grad_()
             answer = box_constrained_softmax(rows, 0.1 / logits.shape[1], bound)
@@ -47,12 +47,11 @@ def hammer(seconds: float) -> int:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert min(calls) > 0
-    return sum(calls)
+    assert min(calls) >= len(cases)
 
 
 def test_64_threads() -> None:
-    assert hammer(2.0) > THREADS
+    hammer(2.0)
 
 
 @pytest.mark.parametrize("uniform", [True, False])
