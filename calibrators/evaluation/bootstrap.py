@@ -33,7 +33,8 @@ from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95
 DRAWS, MANY_SAMPLES, DRAWS_OF_MANY = 1000, 200_000, 400
-"""Resamples; fewer of more than many samples, whose intervals are narrow, and take minutes otherwise."""
+"""Resamples; fewer of more than many samples, whose intervals are narrow, and take minutes otherwise. They
+are then drawn in so many random groups: the sums of groups vary as those of samples do."""
 LEAST_SPREAD = 0.1
 """Of the sample's: a resample with less has none of the few values that differ, and shows no spread."""
 NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -66,6 +67,8 @@ class Resamples:
     def __init__(
         self, count: int, *, draws: int | None = None, seed: int = 0, groups: Indices | None = None
     ) -> None:
+        if groups is None and count > MANY_SAMPLES:  # at random, as a file may be in the order of its labels
+            groups = np.random.default_rng([seed, 4]).permutation(count) % MANY_SAMPLES
         self.count, self.seed, self.groups = count, seed, groups
         self.draws = draws or (DRAWS if count <= MANY_SAMPLES else DRAWS_OF_MANY)
         self.units = count if groups is None else int(groups.max()) + 1
@@ -75,11 +78,13 @@ class Resamples:
     def blocks(self) -> Iterator[Matrix]:
         """Yield blocks (count, R) of the resamples; `draws` columns in all."""
         size = max(1, _CELLS_AT_ONCE // self.count)
+        groups = self.groups
+        samples = np.ones(self.units) if groups is None else np.bincount(groups)
         for times in self.of_units(size):
             weights = np.ascontiguousarray(times.T, dtype=np.float64)
-            if self.groups is not None:
-                weights = weights[self.groups]
-                weights *= self.count / weights.sum(axis=0)
+            if groups is not None:
+                weights *= self.count / (samples @ weights)
+                weights = weights.take(groups, axis=0)
             yield weights
 
     def of_units(self, size: int | None = None) -> Iterator[NDArray[Any]]:

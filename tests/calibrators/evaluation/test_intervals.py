@@ -32,7 +32,23 @@ def least_hits(trials: int) -> int:
 
 
 def test_more_than_200_000_samples_are_drawn_400_times() -> None:
-    assert [Resamples(count).draws for count in (2, 200_000, 200_001)] == [1000, 1000, 400]
+    found = [Resamples(count) for count in (2, 200_000, 200_001, 1_000_000)]
+    assert [one.draws for one in found] == [1000, 1000, 400, 400]
+    assert [one.units for one in found] == [2, 200_000, 200_000, 200_000]
+
+
+@pytest.mark.parametrize("count", [300_000, 1_000_000])
+def test_random_groups_of_many_samples_vary_as_the_samples_do(count: int) -> None:
+    """In the order of the labels, as files may be; 400 draws tell a width to about 5 %."""
+    labels = np.sort(np.random.default_rng(0).random(count) < 0.1).astype(np.float64)
+    resamples = Resamples(count)
+    (mean,) = mean_estimates(labels[:, None], resamples)
+    width = 2 * 1.96 * math.sqrt(0.1 * 0.9 / count)
+    assert mean.high - mean.low == pytest.approx(width, rel=0.15)
+    sums = np.concatenate([labels @ weights for weights in resamples.blocks()])
+    assert np.quantile(sums / count, 0.975) - np.quantile(sums / count, 0.025) == pytest.approx(
+        width, rel=0.15
+    )
 
 
 def covered(world: World, count: int, trials: int, draws: int) -> Counter[str]:
