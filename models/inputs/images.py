@@ -44,6 +44,31 @@ SMALL_PIXELS = 1_000_000
 """Of an image that a decoder passes over in a few milliseconds."""
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of a JPEG's frame header, which holds its size."""
+OTHER_FORMATS = (
+    (4, b"ftypavi", "AVIF"),
+    (4, b"ftyphei", "HEIC"),
+    (4, b"ftyphev", "HEIC"),
+    (4, b"ftypmif1", "HEIC"),
+    (4, b"ftyp", "a video"),
+    (4, b"JXL ", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (4, b"jP  ", "JPEG 2000"),
+    (0, b"GIF8", "GIF"),
+    (0, b"BM", "BMP"),
+    (0, b"II*\x00", "TIFF"),
+    (0, b"MM\x00*", "TIFF"),
+    (0, b"%PDF", "PDF"),
+    (128, b"DICM", "DICOM"),
+    (0, b"PK\x03\x04", "a ZIP archive"),
+    (0, b"\x1f\x8b", "gzip"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"<", "SVG, HTML or other text with tags"),
+    (0, b"data:", "a data URL, not the bytes in it"),
+    (0, b"/9j/", "a JPEG in base64, not its bytes"),
+    (0, b"iVBORw0KGgo", "a PNG in base64, not its bytes"),
+    (0, b"UklGR", "a WebP in base64, not its bytes"),
+)
+"""What people send instead: where it begins, with which bytes, and its name."""
 ORIENTATION = 0x0112
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -272,7 +297,8 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
     try:
         with Image.open(source, formats=[kind]) as image:
             check_size(image.width, image.height, max_pixels)
-            if getattr(image, "is_animated", False):
+            # A JPEG of several images is a photograph with a preview or its depth, as phones write it.
+            if kind != "JPEG" and getattr(image, "is_animated", False):
                 raise InvalidImage(f"The {kind} image is an animation; send one still image.")
             if kind == "JPEG":
                 image.draft("RGB", preprocessing.needed_size(image.width, image.height))
@@ -303,9 +329,9 @@ def image_format(data: bytes) -> str:
         return "WEBP"
     if not data:
         raise InvalidImage("The image is empty: 0 bytes.")
-    raise InvalidImage(
-        f"Unsupported format: expected JPEG, PNG or WebP, got data that begin with {data[:8]!r}."
-    )
+    found = (name for place, start, name in OTHER_FORMATS if data.startswith(start, place))
+    got = next(found, f"data that begin with {data[:8]!r}")
+    raise InvalidImage(f"Unsupported format: expected JPEG, PNG or WebP, got {got}.")
 
 
 def count_scans(data: bytes) -> int:

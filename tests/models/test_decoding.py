@@ -1,5 +1,6 @@
 """Decoding: every kind of image people send, bytes that are none, and values that no input can hold."""
 
+import base64
 import io
 import re
 import struct
@@ -138,7 +139,13 @@ def test_png_of_16_bits_and_cmyk_and_grey_jpegs_are_read() -> None:
         (b"\xff\xd8\xff\xe0" + bytes(2000), "JPEG image of 2,004 bytes is damaged"),
         (b"\x89PNG\r\n\x1a\n", "PNG image of 8 bytes is damaged"),
         (b"RIFF\x10\0\0\0WEBPVP8 ", "WEBP image of 16 bytes is damaged: its header cannot be read"),
-        (encoded(Image.new("RGB", (9, 9)), "GIF"), "expected JPEG, PNG or WebP"),
+        *(
+            (encoded(Image.new("RGB", (9, 9)), kind), f"expected JPEG, PNG or WebP, got {kind}")
+            for kind in ("GIF", "BMP", "TIFF", "AVIF")
+        ),
+        (b"\0\0\0\x24ftypheic\0\0\0\0mif1heic", "got HEIC"),
+        (base64.b64encode(encoded(Image.new("RGB", (9, 9)), "JPEG")), "got a JPEG in base64, not its bytes"),
+        (b"hello", re.escape("got data that begin with b'hello'")),
     ],
 )
 def test_what_is_no_image_is_refused(data: bytes, message: str) -> None:
@@ -161,6 +168,16 @@ def test_animations_are_refused() -> None:
     for kind in ("PNG", "WEBP"):
         with pytest.raises(InvalidImage, match="animation"):
             read(encoded(frames[0], kind, save_all=True, append_images=frames[1:]))
+
+
+def test_of_a_jpeg_of_several_images_the_first_is_read() -> None:
+    """As phones and cameras write photographs with a preview, a gain map or the depth."""
+    image = scene(2000, 1500)
+    several = encoded(image, "MPO", save_all=True, append_images=[Image.new("RGB", (64, 48), "red")])
+    assert several.count(b"\xff\xd8\xff") == 2
+    np.testing.assert_array_equal(
+        read(several, IMAGENET, 10_000_000), read(encoded(image, "JPEG"), IMAGENET, 10_000_000)
+    )
 
 
 def test_too_many_pixels_are_refused_by_the_header_alone() -> None:
