@@ -24,6 +24,11 @@ GROUP_COLUMNS = ("group", "groups")
 SCORES = (LOGITS, PROBABILITIES)
 MAX_COLUMNS = 20_000
 MAX_LISTED = 10
+PART = re.compile(r"(data)?_?(split|subset|partition|part|set)|(is|in)_?train(ing)?", re.IGNORECASE)
+SHARED = re.compile(
+    r"(patient|subject|person|participant|user|customer|client|case|session|video)s?([_ -]?id)?", re.I
+)
+"""Columns whose rows are of one part of the data, and those whose equal values are of one unit."""
 INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")
 """Columns that spreadsheets and data frames write beside the named ones."""
 FEATURES_ALONE = (
@@ -126,6 +131,8 @@ def choose_columns(
     others = [name for name in names if name not in (label, group, weight)]
     dropped = tuple(name for name in others if INDEX.fullmatch(name) and name not in reserved)
     others = [name for name in others if name not in dropped]
+    if label_values is not None and (inputs is None or inputs.has_names):
+        _check_parts([name for name in others if name not in reserved], group, label_values)
     if inputs is not None:
         known = known or inputs.labels
         if _are_samples(others, inputs, known, declared.scores):
@@ -183,6 +190,36 @@ def _check_numbers(columns: Sequence[str], without: Mapping[str, str]) -> None:
             f"The column {name!r:.100} is that of a class, but not all of its cells are numbers: it holds "
             f"{without[name]}."
         )
+
+
+def _check_parts(
+    names: Iterable[str], group: str | None, label_values: Callable[[str], tuple[list[str], int]]
+) -> None:
+    """Refuse rows of several parts of the data, or of several units without a column that says so.
+
+    Rows that the model was trained with make a calibrator too sure, and rows of one patient that are judged
+    by a fit to others of the same make it look better than it is.
+    """
+    for name in names:
+        is_part, is_shared = PART.fullmatch(name), group is None and SHARED.fullmatch(name)
+        if not (is_part or is_shared):
+            continue
+        try:
+            values, rows = label_values(name)
+        except InvalidUpload:  # it has gaps, or other numbers than integers
+            continue
+        of_training = {"1", "true"} if "train" in name.lower() else {"train", "training"}
+        if is_part and not of_training.isdisjoint(map(str.lower, values)):
+            raise InvalidUpload(
+                f"The column {name!r:.100} says of which part of the data a row is ({shown(values)}). A "
+                "calibrator needs rows that the model was not trained with: send those alone, with "
+                f"ignore={name:.100}."
+            )
+        if is_shared and 1 < len(values) < rows:
+            raise InvalidUpload(
+                f"The {rows:,} rows have {len(values):,} values of {name!r:.100}. Where those of one value "
+                f"belong together, name the column `group`; else leave it out with ignore={name:.100}."
+            )
 
 
 def _is_number(text: str) -> bool:

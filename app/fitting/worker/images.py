@@ -25,7 +25,9 @@ from boxcal.models.inputs.images import decode, image_format
 if TYPE_CHECKING:
     from boxcal.models.inputs.images import Preprocessing
 
-HEAD = 16
+HEAD = 132
+"""First bytes of an image, which tell its format."""
+TRAINING = {"train", "training"}
 
 
 def keep_images(
@@ -45,17 +47,31 @@ def keep_images(
         label = PurePosixPath(entry.filename).parent.name
         if label not in index_of:
             known = ", ".join(repr(one) for one in list(classes)[:10])
+            where = f"in the folder {label!r:.200}, which is no" if label else "in no folder of a"
             raise InvalidUpload(
-                f"{entry.filename!r:.200} is in the folder {label!r:.200}, which is no class of the "
-                f"backbone; its {len(classes)} classes begin with {known}."
+                f"{entry.filename!r:.200} is {where} class of the backbone; its {len(classes)} classes begin "
+                f"with {known}."
             )
         _check_image(archive, entry)
         labels.append(index_of[label])
     names = [entry.filename for entry in entries]
+    _check_parts(names)
     path = place.path.name if place.path.parent == folder else str(place.path.absolute())
     listing = {"path": path, "start": place.start, "length": place.length, "names": names}
     (folder / LISTING).write_text(json.dumps(listing))
     keep_labels(folder, np.array(labels), len(classes))
+
+
+def _check_parts(names: Sequence[str]) -> None:
+    """Refuse images that the model was trained with beside others: they would make a calibrator too sure."""
+    parts = sorted({PurePosixPath(name).parent.parent.as_posix() for name in names})
+    trained = [part for part in parts if not TRAINING.isdisjoint(PurePosixPath(part.lower()).parts)]
+    if 0 < len(trained) < len(parts):
+        others = ", ".join(repr(part) for part in parts if part not in trained)
+        raise InvalidUpload(
+            f"The folders of classes lie in {trained[0]!r:.100} and in {others:.200}. A calibrator needs "
+            "samples that the model was not trained with: send the folders of one part alone."
+        )
 
 
 def decoded_images(

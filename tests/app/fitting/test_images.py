@@ -53,7 +53,13 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     ("extra", "status", "message"),
     [
         ({"digits/ten/x.png": DIGITS.png(0)}, 422, "'ten', which is no class .* begin with '0', '1'"),
-        ({"x.png": DIGITS.png(0)}, 422, "is in the folder ''"),
+        ({"x.png": DIGITS.png(0)}, 422, "'x.png' is in no folder of a class of the backbone"),
+        ({"labels.csv": b"file,label\n"}, 422, "'labels.csv' is in no folder of a class of the backbone"),
+        (
+            {"data/Train/7/x.png": DIGITS.png(0)},
+            422,
+            "lie in 'data/Train' and in 'digits'.* not trained with",
+        ),
         ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* expected JPEG, PNG or WebP"),
         ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
         ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),

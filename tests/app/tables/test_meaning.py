@@ -368,6 +368,46 @@ def test_all_other_columns_are_named_at_once(tmp_path: Path) -> None:
             read(body, tmp_path, known)
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        (
+            "split",
+            ["val", "Train"],
+            r"the data a row is \('Train', 'val'\).* those alone, with ignore=split\.",
+        ),
+        ("data_split", ["train"], "which part"),
+        ("is_train", [False, True], "which part"),
+        ("in_training", [0, 1], "which part"),
+        ("Subset", ["test", "val"], None),
+        ("is_train", [0], None),
+        (
+            "patient_id",
+            range(7),
+            r"rows have 7 values of 'patient_id'.* name the column `group`; else leave it",
+        ),
+        ("Patient ID", ["a", "b"], "2 values of 'Patient ID'"),
+        ("user", ["a"], None),
+        ("customer", None, None),
+    ],
+)
+def test_rows_of_several_parts_or_units_are_refused(
+    name: str, values: Sequence[Any] | None, says: str | None, tmp_path: Path
+) -> None:
+    """With values that repeat, or none that do; a column of numbers is refused for another reason then."""
+    table = frame(ONE)
+    table[name] = np.resize([f"c{n}" for n in range(len(table))] if values is None else values, len(table))
+    for kind, write in TABLES.items():
+        if says:
+            with pytest.raises(InvalidUpload, match=says):
+                read(write(table), tmp_path / kind, NAMES)
+            with pytest.raises(InvalidUpload, match=says):
+                read(write(table), tmp_path / kind, None)
+            read(write(table), tmp_path / kind, NAMES, Declared(ignore=(name,)))
+        elif table[name].dtype == object:
+            read(write(table), tmp_path / kind, NAMES)
+
+
 def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
     for name, scores, says in (
         ("id", ODDS, r"one column for each class.*`id`\. If `id` is the score of 'yes', set scores=prob"),
