@@ -225,10 +225,15 @@ def _rare_classes(data: ValidationSet) -> DataWarning | None:
     rare = rare[counts[rare] > 0]
     if not len(rare):
         return None
+    taken = (
+        "`auto` takes `beta` and `quadratic`, and from ten samples on `sms`"
+        if data.num_classes == 2
+        else "from ten samples on `auto` takes `vector`, `sms` and, for at most 20 classes, `dirichlet` or"
+        " `polynomial`"
+    )
     message = (
         f"{_named(data, rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
-        f" parameters per class fit {_them(rare)} badly; from ten samples on `auto` takes `vector`, `sms`"
-        " and, for at most 20 classes, `dirichlet` or `polynomial`"
+        f" parameters per class fit {_them(rare)} badly; {taken}"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 

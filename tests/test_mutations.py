@@ -266,6 +266,7 @@ MUTATIONS = [
         WRONG_LABELS,
     ),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
+    Mutation(SELECTION, "complete and count >= SAMPLES_PER_PARAMETER", "not len(rare) and complete", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(
         ACTIVATIONS,

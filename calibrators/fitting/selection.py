@@ -96,10 +96,11 @@ TOLERANCE = 1e-5
 def candidates(data: ValidationSet) -> list[str]:
     """List what is cross-validated on the data, the quickest first.
 
-    Methods with parameters per class need enough samples for their parameters, and of every class: no class
-    may be rare. Regularised ones need ten of a rare class, and classes may be absent by chance: where a class
-    of 20 in 2,500 is as rare in what follows, they gain as much as with all. Where no predicted label is
-    wrong, nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
+    Methods with parameters per class need enough samples for their parameters, and some of every class.
+    Regularised ones need ten of a rare class, and classes may be absent by chance: where a class of 20 in
+    2,500 is as rare in what follows, they gain as much as with all. Of two classes the others are fitted to
+    few events too: five of 1,000 refute a model that expects a hundred. Where no predicted label is wrong,
+    nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
     """
     if not data.shows_errors:
         return [IdentityMap.name]
@@ -143,7 +144,7 @@ def _has_enough(name: str, data: ValidationSet) -> bool:
     parameters, labels = parse(name).num_parameters(K), data.labels
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
-        return not len(rare) and complete and count >= SAMPLES_PER_PARAMETER * parameters
+        return complete and count >= SAMPLES_PER_PARAMETER * parameters
     if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
         return False
     if name == PolynomialScaling.name:

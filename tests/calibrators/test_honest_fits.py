@@ -112,6 +112,41 @@ def test_auto_fits_nothing_per_class_where_a_class_has_a_handful_of_labels(few: 
     assert any_per_class(fit("auto", logits, labels, budget_seconds=1000).method)
 
 
+def events(count: int, expected: float, rng: np.random.Generator) -> Set:
+    """Logits of a model that expects so many times the odds of an event, of which 1,000 rows have six."""
+    odds = 1.6 * rng.normal(size=count) - 6.3
+    labels = (rng.random(count) < 1.0 / (1.0 + np.exp(-odds))).astype(np.int64)
+    return np.stack([np.zeros(count), odds + np.log(expected)], axis=1), labels
+
+
+@pytest.mark.parametrize(("seed", "few"), [(5, 2), (10, 3), (0, 5), (19, 9)])
+def test_few_events_correct_a_model_that_expects_many(seed: int, few: int) -> None:
+    """As one that was trained with as many events as others. The NLL of the true odds is 0.030."""
+    rng = np.random.default_rng(seed)
+    validation, test = events(800, 55.0, rng), events(50_000, 55.0, rng)
+    assert validation[1].sum() == few
+    report = cross_fitted_report("auto", *validation)
+    assert report.is_better
+    result = fit("auto", *validation)
+    assert scores(None, *test)[0] > 0.2
+    assert scores(result.calibrator, *test)[0] < 0.04
+
+
+def test_few_events_hardly_change_a_model_that_expects_them() -> None:
+    """One event where five are expected is chance in one of 25 cases, but looks like more: a warning."""
+    rng = np.random.default_rng(0)
+    test = events(50_000, 1.0, rng)
+    costs = []
+    for _ in range(10):
+        validation = events(800, 1.0, rng)
+        report = cross_fitted_report("auto", *validation)
+        assert not report.is_better or {one.code for one in report.warnings} >= {"error_rate"}
+        cost = scores(fit("auto", *validation).calibrator, *test)[0] - scores(None, *test)[0]
+        assert cost < (0.01 if validation[1].sum() == 1 else 0.002)
+        costs.append(cost)
+    assert np.mean(costs) < 0.0015
+
+
 def test_a_class_of_twenty_keeps_no_other_class_from_its_parameters() -> None:
     """A factor that only methods with parameters per class find, and a class as rare in what follows."""
     validation, test = biased_with_a_rare_class(2000, seed=1), biased_with_a_rare_class(20_000, seed=2)
