@@ -160,11 +160,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         self.classes_ = np.unique(names) if self.classes is None else np.asarray(self.classes)
         self._order = self._order_of_columns()
         is_one = values.shape[1] == 1 and len(self.classes_) == 2
-        if is_one and self.scores == "auto" and values.min() >= 0 and values.max() <= 1:
-            raise InvalidDataError(
-                'One column of scores for two classes, all between 0 and 1. Set scores="probabilities" if '
-                'they are probabilities of the second class, or scores="logits".'
-            )
+        if is_one and self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal(of_one=True)):
+            raise InvalidDataError(_in_python(refusal))
         values = self._in_order(values)
         columns = values.shape[1]
         if len(self.classes_) != columns:

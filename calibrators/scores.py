@@ -32,6 +32,8 @@ ROUNDING = 1e-3
 """A sum further than this from 1 is remarked; float16 rows of a thousand classes are no better."""
 DECIMALS = (0, 1, 2, 3, 4)
 ENOUGH_FOR_SIGMOIDS = 20
+LARGEST_LOGIT = 40.0
+"""Of numbers that are all at least 0: a model that is so sure of one class is sure of the other too."""
 ENOUGH_OF_A_BATCH = 8
 """Rows to calibrate whose first ones tell their kind: logits of so many do not sum to 1 by chance."""
 PRECISION = float(np.finfo(np.float32).eps)
@@ -94,8 +96,27 @@ class ScoreLook:
                 return kind
         return SIGMOIDS if self.largest <= 1 and self.rows >= ENOUGH_FOR_SIGMOIDS else None
 
-    def refusal(self) -> str | None:
-        """Say why scores that were sent as logits are not read as such; None where they may be."""
+    def _kind_of_one(self) -> str | None:
+        """Tell probabilities and percentages of the second class from logits, of which few are so large."""
+        if not self.rows or self.least < -BEYOND or self.largest == self.least:
+            return None
+        if self.largest <= 1 + BEYOND:
+            return PROBABILITIES
+        return PERCENT if LARGEST_LOGIT < self.largest <= 100 else None
+
+    def refusal(self, *, of_one: bool = False) -> str | None:
+        """Say why scores that were sent as logits are not read as such; None where they may be.
+
+        `of_one`: whether the only column has the scores of the second of two classes.
+        """
+        if of_one:
+            if (kind := self._kind_of_one()) is None:
+                return None
+            return (
+                f"There is one column of scores for two classes, all between 0 and {WHOLE[kind]:g}. Set "
+                f"scores={kind} if they are {'percentages' if kind == PERCENT else kind} of the second "
+                "class, or scores=logits."
+            )
         if self.kind not in WHOLE:
             return None
         return (

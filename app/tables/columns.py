@@ -35,6 +35,7 @@ FEATURES_ALONE = (
     "Features are no scores: add a column of the model's score for each class, or name a model that reads "
     "them with BOXCAL_MODEL."
 )
+PERCENT_SIGN = re.compile(r"\d\s*%")
 SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNORECASE)
 """What a column of scores of a model of two classes may be called, besides the name of a class."""
 
@@ -248,6 +249,8 @@ def _classes_among(
         of_one = [name for name in others if SCORE.fullmatch(name)]
         if values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
             said = " They differ from the labels in upper and lower case alone; write both alike."
+        elif percent := next((name for name, held in without.items() if PERCENT_SIGN.search(held)), None):
+            said = f" Write the numbers of `{percent:.50}` without %, and set scores=percent."
         elif is_one_of_two:
             said = (
                 f" If `{others[0]:.50}` is the score of {values[1]!r:.50}, set scores=probabilities or "

@@ -9,7 +9,7 @@ import numpy as np
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.arrays import Array
 from boxcal.calibrators.errors import InvalidDataError
-from boxcal.calibrators.scores import PROBABILITIES, SIGMOIDS, ScoreLook, as_logits
+from boxcal.calibrators.scores import ScoreLook, as_logits
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -44,10 +44,5 @@ def logits_of(block: Array, kind: str, first: int) -> tuple[Array, int]:
 
 def check_kind(look: ScoreLook, *, is_single: bool) -> None:
     """Refuse scores that were sent as logits and look like something else."""
-    if is_single and look.kind in (SIGMOIDS, PROBABILITIES):
-        raise InvalidUpload(
-            "The file has one column of scores for two classes, all between 0 and 1. Set scores=probabilities"
-            " if they are probabilities of the second class, or scores=logits."
-        )
-    if refusal := look.refusal():
+    if refusal := look.refusal(of_one=is_single):
         raise InvalidUpload(refusal)

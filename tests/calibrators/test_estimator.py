@@ -327,6 +327,20 @@ def test_tables_give_the_answers_of_arrays(library: str) -> None:
     np.testing.assert_array_equal(classifier.predict_proba(table), plain.predict_proba(logits))
 
 
+@pytest.mark.parametrize(
+    ("scale", "kind"), [(1.0, "probabilities"), (100.0, "percent"), (39.0, None), (-100.0, None)]
+)
+def test_one_column_of_probabilities_or_percentages_is_told(scale: float, kind: Any) -> None:
+    rows, y = samples(2)
+    scores = scale / (1 + np.exp(-2 * rows[:, 0]))
+    if kind is None:
+        BoxCalibrator("ts").fit(scores, y)
+        return
+    with pytest.raises(ValueError, match=f'all between 0 and {scale:g}. Set scores="{kind}" if'):
+        BoxCalibrator("ts").fit(scores, y)
+    BoxCalibrator("ts", scores=kind).fit(scores, y)
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_a_series_is_one_column_of_scores(library: str) -> None:
     frames: Any = pytest.importorskip(library)

@@ -412,6 +412,16 @@ def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
     for name, scores, says in (
         ("id", ODDS, r"one column for each class.*`id`\. If `id` is the score of 'yes', set scores=prob"),
         ("score", SECOND, r"all between 0 and 1. Set scores=probabilities"),
+        (
+            "confidence",
+            np.rint(100 * SECOND),
+            r"between 0 and 100. Set scores=percent if they are percentages",
+        ),
+        (
+            "confidence",
+            [f"{100 * p:.1f} %" for p in SECOND],
+            "numbers of `confidence` without %, and set scores=p",
+        ),
     ):
         with pytest.raises(InvalidUpload, match=says):
             read(TABLES["csv"](pd.DataFrame({name: scores, "label": SINGLE.named_labels()})), tmp_path)
