@@ -404,7 +404,7 @@ def test_rows_of_several_parts_or_units_are_refused(
             with pytest.raises(InvalidUpload, match=says):
                 read(write(table), tmp_path / kind, None)
             read(write(table), tmp_path / kind, NAMES, Declared(ignore=(name,)))
-        elif table[name].dtype == object:
+        elif pd.api.types.is_string_dtype(table[name]):
             read(write(table), tmp_path / kind, NAMES)
 
 
