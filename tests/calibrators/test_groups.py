@@ -32,6 +32,13 @@ def test_a_group_is_in_one_fold() -> None:
         assert ("patient 0" in inside) == ("patient 25" in inside)
 
 
+def test_resamples_of_groups_of_any_size_have_as_many_samples() -> None:
+    (weights,) = Resamples(6, draws=50, groups=np.array([0, 0, 0, 1, 1, 2])).blocks()
+    np.testing.assert_allclose(weights.sum(axis=0), np.full(50, 6.0))
+    np.testing.assert_array_equal(weights[0], weights[2])
+    assert len(np.unique(weights[5])) > 2
+
+
 @pytest.mark.parametrize(
     "column",
     [

@@ -102,7 +102,9 @@ def as_json(frame: pd.DataFrame, *, by_name: bool = True) -> bytes:
 
 def as_parquet(frame: pd.DataFrame, *, categories: bool = False) -> bytes:
     file = io.BytesIO()
-    changed = {name: frame[name].astype("category") for name in frame if frame[name].dtype == object}
+    texts = [name for name in frame if pd.api.types.is_string_dtype(frame[name])]
+    changed = {name: frame[name].astype("category") for name in texts}
+    assert bool(changed) >= categories
     (frame.assign(**changed) if categories else frame).to_parquet(file, index=False)
     return file.getvalue()
 

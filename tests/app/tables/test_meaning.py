@@ -389,6 +389,7 @@ def test_all_other_columns_are_named_at_once(tmp_path: Path) -> None:
         ("Patient ID", ["a", "b"], "2 values of 'Patient ID'"),
         ("user", ["a"], None),
         ("customer", None, None),
+        ("client", ["a", None], None),
     ],
 )
 def test_rows_of_several_parts_or_units_are_refused(
