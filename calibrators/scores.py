@@ -109,20 +109,18 @@ class ScoreLook:
 
         `of_one`: whether the only column has the scores of the second of two classes.
         """
+        kind = self._kind_of_one() if of_one else self.kind
+        if kind not in WHOLE:
+            return None
+        called = "percentages" if kind == PERCENT else kind
         if of_one:
-            if (kind := self._kind_of_one()) is None:
-                return None
             return (
                 f"There is one column of scores for two classes, all between 0 and {WHOLE[kind]:g}. Set "
-                f"scores={kind} if they are {'percentages' if kind == PERCENT else kind} of the second "
-                "class, or scores=logits."
+                f"scores={kind} if they are {called} of the second class, or scores=logits."
             )
-        if self.kind not in WHOLE:
-            return None
         return (
-            f"The scores look like {'percentages' if self.kind == PERCENT else self.kind}: every value is "
-            f"at least 0 and every row sums to {WHOLE[self.kind]:g}. Set scores={self.kind}; if these are "
-            "logits all the same, set scores=logits."
+            f"The scores look like {called}: every value is at least 0 and every row sums to "
+            f"{WHOLE[kind]:g}. Set scores={kind}; if these are logits all the same, set scores=logits."
         )
 
 

@@ -41,7 +41,7 @@ from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
 from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
-from boxcal.app.tables.kinds import START_BYTES, foreign_archive, no_kind, table_kind
+from boxcal.app.tables.kinds import IMAGE_SUFFIXES, START_BYTES, foreign_archive, no_kind, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.sample_schema import FEATURES, ModelInputs, either_of, tokens_of
 from boxcal.app.tables.sample_schema import TEXTS as TEXT_MEMBER
@@ -65,7 +65,6 @@ SMALL_BYTES = 8192
 for the interpreter at every step take twice as long."""
 TEXTS = 512
 TEXT_BATCH = 32
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 Scores = NDArray[Any]
 Run = Callable[[Samples], Scores]
@@ -262,7 +261,7 @@ def _of_texts(run: Run, size: int, samples: Samples) -> Scores:
 
 
 def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: Run) -> Source:
-    names = [name for name in _files_in(folder) if name.lower().endswith(SUFFIXES)]
+    names = [name for name in _files_in(folder) if name.lower().endswith(IMAGE_SUFFIXES)]
     sizes, digest = _sizes_of(folder, names)
     alone = Lock()
 

@@ -24,6 +24,8 @@ GROUP_COLUMNS = ("group", "groups")
 SCORES = (LOGITS, PROBABILITIES)
 MAX_COLUMNS = 20_000
 MAX_LISTED = 10
+TRAINING = {"train", "training"}
+"""The part of the data that a model is trained with, in small letters."""
 PART = re.compile(r"(data)?_?(split|subset|partition|part|set)|(is|in)_?train(ing)?", re.IGNORECASE)
 SHARED = re.compile(
     r"(patient|subject|person|participant|user|customer|client|case|session|video)s?([_ -]?id)?", re.I
@@ -209,7 +211,7 @@ def _check_parts(
             values, rows = label_values(name)
         except InvalidUpload:  # it has gaps, or other numbers than integers
             continue
-        of_training = {"1", "true"} if "train" in name.lower() else {"train", "training"}
+        of_training = {"1", "true"} if "train" in name.lower() else TRAINING
         if is_part and not of_training.isdisjoint(map(str.lower, values)):
             raise InvalidUpload(
                 f"The column {name!r:.100} says of which part of the data a row is ({shown(values)}). A "

@@ -41,7 +41,8 @@ ARCHIVES = (
     (r".*\.(csv|parquet|arrow|json)", "it is a table in a .zip; unpack it, or compress it with gzip"),
 )
 """Members of zip archives that hold neither arrays nor images, and what the archives are."""
-IMAGE = r"(?i:.*\.(jpe?g|png|webp))"
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+"""How names of images end, in small letters."""
 TABLES_PACKAGE = (
     "Tables (.csv, .parquet, .arrow, .json) need the package pyarrow: pip install 'boxcal[tables]'. "
     "Without it, send arrays as .npz."
@@ -82,7 +83,7 @@ def no_kind(expected: str, start: bytes) -> str:
 
 def foreign_archive(names: Sequence[str]) -> str | None:
     """Say what a zip archive with these members is, if it holds neither arrays nor images."""
-    if any(re.fullmatch(IMAGE, name) for name in names):
+    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
         return None
     return next(
         (said for member, said in ARCHIVES if any(re.fullmatch(member, name) for name in names)), None

@@ -71,20 +71,19 @@ class Resamples:
             groups = np.random.default_rng([seed, 4]).permutation(count) % MANY_SAMPLES
         self.count, self.seed, self.groups = count, seed, groups
         self.draws = draws or (DRAWS if count <= MANY_SAMPLES else DRAWS_OF_MANY)
-        self.units = count if groups is None else int(groups.max()) + 1
+        self._sizes = np.ones(count, np.int64) if groups is None else np.bincount(groups)
+        self.units = len(self._sizes)
         """How many are drawn: samples, or groups."""
         self._kept: NDArray[np.uint8] | None = None
 
     def blocks(self) -> Iterator[Matrix]:
         """Yield blocks (count, R) of the resamples; `draws` columns in all."""
         size = max(1, _CELLS_AT_ONCE // self.count)
-        groups = self.groups
-        samples = np.ones(self.units) if groups is None else np.bincount(groups)
         for times in self.of_units(size):
             weights = np.ascontiguousarray(times.T, dtype=np.float64)
-            if groups is not None:
-                weights *= self.count / (samples @ weights)
-                weights = weights.take(groups, axis=0)
+            if self.groups is not None:
+                weights *= self.count / (self._sizes @ weights)
+                weights = weights.take(self.groups, axis=0)
             yield weights
 
     def of_units(self, size: int | None = None) -> Iterator[NDArray[Any]]:

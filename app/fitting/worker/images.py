@@ -19,6 +19,7 @@ from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
+from boxcal.app.tables.columns import TRAINING
 from boxcal.models import InvalidImage
 from boxcal.models.inputs.images import decode, image_format
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 HEAD = 132
 """First bytes of an image, which tell its format."""
-TRAINING = {"train", "training"}
 
 
 def keep_images(
