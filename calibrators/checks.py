@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from boxcal.calibrators.data import ValidationSet
 from boxcal.calibrators.errors import ValidationDataWarning
 from boxcal.calibrators.label_checks import (
+    FLATTEST,
+    SHARPEST,
     intercept,
     is_associated,
     looks_random,
@@ -54,9 +56,9 @@ SIGNIFICANT = 4.0
 UNRELATED_LABELS = "unrelated_labels"
 EQUAL = 0.02
 """Difference of the counts of two classes, of their mean, up to which they look chosen."""
-SHIFTED, SHARPEST, FLATTEST = math.log(3.0), 5.0, 0.2
+SHIFTED = math.log(3.0)
 """How far the log odds exceed those that the logits expect, beyond three standard errors, where samples were
-drawn by class; inverse temperatures between which logits say something about frequencies."""
+drawn by class."""
 CHANGED = 0.1
 """Share of predicted labels that a calibrator may change without lowering the error rate."""
 KNOWN = 0.5
@@ -80,12 +82,13 @@ class DataWarning:
 def check_data(data: ValidationSet) -> list[DataWarning]:
     """Look for what is probably wrong with validation data.
 
-    Weights may give classes drawn in equal numbers the frequencies that they have: `class_mix` is not asked.
+    Weights may give classes drawn in equal numbers the frequencies that they have: `class_mix` is not asked,
+    nor where the sender says how samples were drawn. Classes that are rare `as_traffic` are no fault.
     """
     rows, logits, labels, num_classes = data.facts, data.logits, data.labels, data.num_classes
     found = [
         _classes(data),
-        _rare_classes(data),
+        None if data.class_mix == "as_traffic" else _rare_classes(data),
         _no_errors(rows, labels),
         _other_kind(rows, logits) or _normalised(rows, num_classes),
         _constant(rows),
@@ -99,8 +102,10 @@ def check_data(data: ValidationSet) -> list[DataWarning]:
         wrong := _error_rate(rows, logits, labels) or _unrelated(logits, labels)
     ):
         warnings.append(wrong)
-    elif data.weights is None and (mix := _class_mix(data)):
+    elif data.class_mix is None and data.weights is None and (mix := _class_mix(data)):
         warnings.append(mix)
+    if data.class_mix == "resampled":
+        warnings.append(_resampled(data))
     return warnings
 
 
@@ -215,7 +220,8 @@ def _classes(data: ValidationSet) -> DataWarning | None:
     if not len(absent) or may_miss_classes(count, num_classes):
         return None
     message = f"{_named(data, absent)} no sample among {count:,}: the set shows nothing about {_them(absent)}"
-    return DataWarning("absent_classes", "serious", message, count)
+    severity: Severity = "warning" if data.class_mix == "as_traffic" else "serious"
+    return DataWarning("absent_classes", severity, message, count)
 
 
 def _rare_classes(data: ValidationSet) -> DataWarning | None:
@@ -233,7 +239,8 @@ def _rare_classes(data: ValidationSet) -> DataWarning | None:
     )
     message = (
         f"{_named(data, rare)} fewer than {ENOUGH_OF_CLASS} samples, far fewer than the others: methods with"
-        f" parameters per class fit {_them(rare)} badly; {taken}"
+        f" parameters per class fit {_them(rare)} badly; {taken}. If"
+        f" {_them(rare, 'it is', 'they are')} as rare among requests, fit with class_mix=as_traffic"
     )
     return DataWarning("rare_classes", "warning", message, int(counts[rare].sum()))
 
@@ -382,10 +389,24 @@ def _class_mix(data: ValidationSet) -> DataWarning | None:
     message = (
         f"both classes have about {counts.mean():,.0f} samples, as after a draw by class, but the logits"
         f" expect {share:.1%} of class {rare}. If requests have that"
-        " share, a fit to these samples is wrong for them: fit to samples in the proportions of the"
-        " requests, or with weights"
+        " share, a fit to these samples is wrong for them: fit with class_mix=resampled, or with weights. If"
+        " requests have both in these numbers, fit with class_mix=as_traffic"
     )
     return DataWarning("class_mix", "serious", message, len(labels))
+
+
+def _resampled(data: ValidationSet) -> DataWarning:
+    """Say which class frequencies the weights of samples drawn by class give."""
+    given = np.bincount(data.labels) / len(data)
+    weighted = np.bincount(data.labels, data.weights) / len(data)
+    present = np.flatnonzero(given)
+    changed = present[np.argsort(-np.abs(np.log(weighted[present] / given[present])), kind="stable")][:5]
+    listed = ", ".join(
+        f"class {data.name_of(int(one))} {weighted[one]:.2%} ({given[one]:.2%} of the samples)"
+        for one in np.sort(changed)
+    )
+    message = f"weights make classes as frequent as the logits expect: {listed}"
+    return DataWarning("class_mix", "warning", message, len(data))
 
 
 def _named(data: ValidationSet, classes: NDArray[np.int64]) -> str:
@@ -397,5 +418,5 @@ def _named(data: ValidationSet, classes: NDArray[np.int64]) -> str:
     return f"classes {first}{more} have"
 
 
-def _them(classes: NDArray[np.int64]) -> str:
-    return "it" if len(classes) == 1 else "them"
+def _them(classes: NDArray[np.int64], one: str = "it", more: str = "them") -> str:
+    return one if len(classes) == 1 else more

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.array_ops import mean, row_max
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.label_checks import class_offsets
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, effective_samples
 from boxcal.calibrators.threads import block_rows, over_blocks
 
@@ -24,6 +25,9 @@ Backbone = Callable[[Any], Any]
 """From a tensor of torch to another one."""
 
 FEWEST_SAMPLES = 2
+
+ClassMix = Literal["as_traffic", "resampled"]
+"""How the samples were drawn: in the proportions of the requests, or by class."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class ValidationSet:
         (N,) float64, above 0, of mean 1: how much each sample counts.
     classes : sequence of str or None
         Names of the K classes, by which warnings call them.
+    class_mix : str or None
+        `as_traffic` where classes are said to be as frequent as among requests; `resampled` where samples
+        were drawn by class, and have weights for it.
     """
 
     logits: NDArray[Any]
@@ -61,6 +68,7 @@ class ValidationSet:
     groups: Indices | None = None
     weights: Floats | None = None
     classes: Sequence[str] | None = None
+    class_mix: ClassMix | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -267,10 +275,11 @@ def check_validation_set(
     groups: Any = None,
     sample_weight: Any = None,
     classes: Sequence[str] | None = None,
+    class_mix: ClassMix | None = None,
 ) -> ValidationSet:
     """Check a validation set: finite logits (N, K), N and K of at least 2, N labels below K, and the rest.
 
-    Samples of weight 0 are left out, and equal weights are none.
+    Samples of weight 0 are left out, and equal weights are none. Samples drawn by class get weights.
 
     Raises
     ------
@@ -297,10 +306,25 @@ def check_validation_set(
         if len(own_inputs) != num_samples:
             raise InvalidDataError(f"there are {num_samples} rows of logits but {len(own_inputs)} inputs")
     own_groups = None if groups is None else check_groups(groups, num_samples)
+    if class_mix not in (None, *get_args(ClassMix)):
+        raise InvalidDataError(f"class_mix must be `as_traffic` or `resampled`, not {class_mix!r:.100}")
     data = ValidationSet(
-        checked, indices, own_features, own_head, own_inputs, backbone, own_groups, classes=classes
+        checked,
+        indices,
+        own_features,
+        own_head,
+        own_inputs,
+        backbone,
+        own_groups,
+        classes=classes,
+        class_mix=class_mix,
     )
-    return data if sample_weight is None else _weighted(data, check_weights(sample_weight, num_samples))
+    weights = None if sample_weight is None else check_weights(sample_weight, num_samples)
+    if class_mix == "resampled":
+        if weights is not None:
+            raise InvalidDataError(WEIGHED_TWICE)
+        weights = _resampled_weights(data)
+    return data if weights is None else _weighted(data, weights)
 
 
 def check_weights(weights: Any, num_samples: int) -> Floats:
@@ -323,6 +347,25 @@ def check_weights(weights: Any, num_samples: int) -> Floats:
     if not array.any():
         raise InvalidDataError("sample_weight must not be zero for every sample")
     return array.astype(np.float64)
+
+
+WEIGHED_TWICE = (
+    "samples have either `sample_weight` or class_mix=resampled, which makes weights of its own: with weights"
+    " that give classes the proportions of the requests, class_mix=as_traffic"
+)
+
+
+def _resampled_weights(data: ValidationSet) -> Floats:
+    """Weigh samples that were drawn by class (N,), so that classes are as frequent as the logits expect."""
+    offsets = class_offsets(data.logits, data.labels)
+    if offsets is None:
+        raise InvalidDataError(
+            "class_mix=resampled takes the class frequencies from the logits, which say too little about"
+            " them: give each sample as `sample_weight` its class's share of the requests over its share of"
+            " the samples"
+        )
+    weights: Floats = np.exp(offsets.min() - offsets)[data.labels]
+    return weights
 
 
 def _weighted(data: ValidationSet, weights: Floats) -> ValidationSet:

@@ -30,7 +30,7 @@ from sklearn.utils.validation import (
 )
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
-from boxcal.calibrators.data import check_validation_set
+from boxcal.calibrators.data import ClassMix, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.html_report import fit_fragment
 from boxcal.calibrators.fitting.api import fit_warning
@@ -79,6 +79,9 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         Seed of the folds and of the starting points.
     budget_seconds : float
         Processor seconds after which `auto` begins no further method.
+    class_mix : {"as_traffic", "resampled"}, optional
+        How the samples were drawn: with classes as frequent as in what is predicted later, or by class; see
+        `boxcal.fit`.
 
     Attributes
     ----------
@@ -111,6 +114,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     upper: Any = None
     seed: int = 0
     budget_seconds: float = BUDGET_SECONDS
+    class_mix: ClassMix | None = None
 
     def __sklearn_tags__(self) -> Any:
         """Say that it does not learn to classify: it keeps the classes that the logits name."""
@@ -192,6 +196,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             groups=groups,
             sample_weight=sample_weight,
             classes=[str(name) for name in self.classes_],
+            class_mix=self.class_mix,
         )
         self.result_ = fit_warning(self.method, data, seed=self.seed, budget_seconds=self.budget_seconds)
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.array_ops import row_max, row_sum
+from boxcal.calibrators.threads import block_rows, over_blocks
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -25,6 +27,12 @@ ALIKE = 1e-9
 """Standard deviation of log odds, of the largest, up to which the rows are alike and show no intercept."""
 STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
 """Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
+SHARPEST, FLATTEST = 5.0, 0.2
+"""Inverse temperatures between which logits say something about class frequencies."""
+MOST_DESCENTS = 1000
+"""Steps towards the class offsets at most, of which 200 classes with 25 samples each take 60."""
+OFFSET_SPREAD = 3.0
+"""Standard deviation of the normal prior of class offsets, in nats: what samples do not show stays near 0."""
 
 
 def _some(logits: NDArray[Any], labels: Labels) -> tuple[Floats, Labels]:
@@ -199,3 +207,61 @@ def intercept(logits: NDArray[Any], labels: Labels) -> Intercept | None:
         return None
     value, slope = found.coefficients.tolist()
     return Intercept(value, math.sqrt(found.covariance[0, 0]), slope / scale)
+
+
+def class_offsets(logits: NDArray[Any], labels: Labels) -> Floats | None:
+    """Estimate how far samples were drawn by class, as offsets b (K,) of the logits; 0 of absent classes.
+
+    The maximum of the likelihood of softmax(g / T + b), jointly with T, and of a wide normal prior of b.
+    Samples in which class k is exp(b_k) times as frequent, beside the others, as the logits expect have these
+    offsets (Saerens et al. 2002). None where 1/T is not between `FLATTEST` and `SHARPEST`.
+    """
+    from scipy.optimize import minimize  # noqa: PLC0415 - only fits need scipy
+
+    counts = np.bincount(labels, minlength=logits.shape[1])
+    present, truth = np.unique(labels, return_inverse=True)
+    count, drawn = len(labels), counts[present]
+
+    def centred(rows: slice) -> Floats:
+        scores = logits[rows].astype(np.float64)
+        scores = scores if len(present) == len(counts) else scores[:, present]
+        return np.asarray(scores - row_max(scores))
+
+    def over(work: Callable[[slice], Any]) -> list[Any]:
+        return list(over_blocks(work, count, block_rows(len(counts))))
+
+    own = sum(over(lambda rows: float(np.take_along_axis(centred(rows), truth[rows, None], 1).sum())))
+    scale = float(np.sqrt(sum(over(lambda rows: float((centred(rows) ** 2).sum()))) / (count * len(present))))
+    if scale == 0.0:
+        return None
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        slope, offsets = point[0] / scale, point[1:]
+
+        def part(rows: slice) -> tuple[float, float, Floats]:
+            scores = centred(rows)
+            shares = slope * scores + offsets
+            largest = row_max(shares)
+            np.exp(shares - largest, out=shares)
+            totals = row_sum(shares)
+            shares /= totals
+            return float((largest + np.log(totals)).sum()), float(np.vdot(shares, scores)), shares.sum(axis=0)
+
+        parts = over(part)
+        prior = offsets / OFFSET_SPREAD**2
+        value = sum(one[0] for one in parts) - slope * own + float((prior / 2 - drawn) @ offsets)
+        by_slope = (sum(one[1] for one in parts) - own) / scale
+        by_offsets = np.sum([one[2] for one in parts], axis=0) - drawn + prior
+        return value / count, np.append(by_slope, by_offsets) / count
+
+    start = np.append(scale, np.zeros(len(present)))
+    found = minimize(
+        loss,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"ftol": 1e-12, "gtol": 1e-6, "maxiter": MOST_DESCENTS},
+    )
+    offsets = np.zeros(len(counts))
+    offsets[present] = found.x[1:]
+    return offsets if FLATTEST <= found.x[0] / scale <= SHARPEST else None

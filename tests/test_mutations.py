@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PROMISES = "tests/test_promises.py"
 GATE = "tests/app/fitting/test_gate.py"
 QUOTA = "tests/app/access/test_limits.py"
+MIX = "tests/calibrators/test_class_mix.py"
 SURVIVES, KILLED = 0, 1
 """Exit statuses of pytest: every test passed, and a test failed."""
 
@@ -266,6 +267,11 @@ MUTATIONS = [
         WRONG_LABELS,
     ),
     Mutation(SELECTION, "[rare] < SAMPLES_PER_CLASS", "[rare] < 30", HONEST),
+    Mutation(SELECTION, 'data.class_mix != "as_traffic" and (np', "(np", MIX),
+    Mutation(
+        "calibrators/data.py", "np.exp(offsets.min() - offsets)", "np.exp(offsets - offsets.max())", MIX
+    ),
+    Mutation("calibrators/label_checks.py", "- drawn + prior", "- drawn", MIX),
     Mutation(SELECTION, "complete and count >= SAMPLES_PER_PARAMETER", "not len(rare) and complete", HONEST),
     Mutation(ACTIVATIONS, "if record.backbone not in (None, self._backbone):", "if False:", STORE),
     Mutation(

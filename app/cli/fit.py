@@ -31,8 +31,6 @@ from boxcal.app.cli.validation import joined
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from boxcal.app.tables.labels import Declared
-
 
 @dataclass(frozen=True)
 class FinishedFit:
@@ -76,6 +74,13 @@ def fit(
     classes: options.ClassColumns = None,
     ignore: options.Ignored = None,
     labels_as: options.LabelsAs = None,
+    class_mix: Annotated[
+        Literal["as_traffic", "resampled"] | None,
+        typer.Option(
+            help="How the samples were drawn: with classes as frequent as among requests, or by class, which"
+            " gives them weights by what the logits expect."
+        ),
+    ] = None,
     url: options.Url = None,
     as_json: options.Json = False,
 ) -> None:
@@ -84,7 +89,14 @@ def fit(
     with joined(file, labels) as source:
         if url is None:
             with naming(file):
-                fitted = _here(source, method, budget_seconds, declared, draws=bool(diagram or html))
+                fitted = _here(
+                    source,
+                    method,
+                    draws=bool(diagram or html),
+                    budget_seconds=budget_seconds,
+                    declared=declared,
+                    class_mix=class_mix,
+                )
         elif classes is not None:
             raise UsageError("--classes names columns where there is no model; the service has one")
         else:
@@ -98,6 +110,7 @@ def fit(
                 label=label,
                 ignore=declared.ignore,
                 labels_as=labels_as,
+                class_mix=class_mix,
             )
     saved = [
         (path, content)
@@ -128,7 +141,7 @@ def _page(fitted: FinishedFit) -> bytes:
     return html_report(fitted.report, fitted.diagram, title=title, decision=decision).encode()
 
 
-def _here(file: Path, method: str, budget_seconds: float, declared: Declared, *, draws: bool) -> FinishedFit:
+def _here(file: Path, method: str, *, draws: bool, **asked: Any) -> FinishedFit:
     from boxcal.app.cli.settings import read_settings
     from boxcal.app.fitting.worker.reading import fit_file
     from boxcal.calibrators.evaluation.reliability import reliability_svg
@@ -137,15 +150,7 @@ def _here(file: Path, method: str, budget_seconds: float, declared: Declared, *,
     if method != "auto":
         parse(method)  # a mistyped name is told before a large file is read
     with tempfile.TemporaryDirectory(prefix="boxcal-") as folder, progress_bar("fitting") as advance:
-        fitted = fit_file(
-            file,
-            Path(folder),
-            read_settings(),
-            method,
-            advance,
-            budget_seconds=budget_seconds,
-            declared=declared,
-        )
+        fitted = fit_file(file, Path(folder), read_settings(), method, advance, **asked)
     svg = reliability_svg(fitted.report) if draws else b""
     return FinishedFit(fitted.method, fitted.report, fitted.artifact, svg, {})
 

@@ -185,6 +185,7 @@ def refits(limit: int = 100, before: int | None = None) -> Call[list[dict[str, A
 
 ScoreKind = Literal["logits", "probabilities", "percent"]
 LabelsAs = Literal["index", "name"]
+ClassMix = Literal["as_traffic", "resampled"]
 
 
 def _declared(ignore: Sequence[str], **fields: str | None) -> dict[str, str]:
@@ -203,6 +204,7 @@ def fit(
     label: str | None = None,
     ignore: Sequence[str] = (),
     labels_as: LabelsAs | None = None,
+    class_mix: ClassMix | None = None,
     wait: float = 0.0,
 ) -> Call[Fit]:
     """Upload a validation set and start a fit (`POST /fit`).
@@ -228,6 +230,8 @@ def fit(
         Columns to leave out.
     labels_as
         What numbers among the labels are, where classes are named by numbers: names unless given.
+    class_mix
+        How the samples were drawn: `as_traffic` or `resampled`, see `boxcal.fit`.
     wait
         Seconds for which the service may delay its response until the fit has finished.
     """
@@ -235,7 +239,7 @@ def fit(
         "files": [("file", upload_part(file))],
         "data": {"method": method, "activate": activate}
         | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
-        | _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as),
+        | _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as, class_mix=class_mix),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)

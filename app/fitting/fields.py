@@ -29,6 +29,7 @@ class FitFields(BaseModel):
     label: str | None = None
     ignore: tuple[str, ...] = ()
     labels_as: Literal["index", "name"] | None = None
+    class_mix: Literal["as_traffic", "resampled"] | None = None
 
     @field_validator("ignore", mode="before")
     @classmethod

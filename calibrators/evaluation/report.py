@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from boxcal.calibrators.array_calibrator import TwoStages
 from boxcal.calibrators.checks import UNRELATED_LABELS, DataWarning, check_changed, check_fit, check_known
-from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ValidationSet, check_validation_set
+from boxcal.calibrators.data import FEWEST_SAMPLES, Backbone, ClassMix, ValidationSet, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.bootstrap import LEVEL, Estimate, Resamples
 from boxcal.calibrators.evaluation.crossfit import (
@@ -208,6 +208,7 @@ def cross_fitted_report(
     backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
+    class_mix: ClassMix | None = None,
 ) -> Report:
     """Judge a method on validation data by cross-fitting.
 
@@ -238,6 +239,8 @@ def cross_fitted_report(
         Samples of one group share a fold, and intervals resample groups.
     sample_weight : (N,), optional
         How much each sample counts, at least 0, for fits and metrics; resamples keep the weights.
+    class_mix : {"as_traffic", "resampled"}, optional
+        How the samples were drawn, as for `boxcal.calibrators.fit`.
 
     Raises
     ------
@@ -253,6 +256,7 @@ def cross_fitted_report(
         backbone=backbone,
         groups=groups,
         sample_weight=sample_weight,
+        class_mix=class_mix,
     )
     return report_on(
         method,

@@ -10,6 +10,7 @@ from typing import Any
 from boxcal.calibrators.checks import check_fit, warn_of_serious
 from boxcal.calibrators.data import (
     Backbone,
+    ClassMix,
     ValidationSet,
     check_validation_set,
     label_indices,
@@ -32,6 +33,7 @@ def fit(
     backbone: Backbone | None = None,
     groups: Any = None,
     sample_weight: Any = None,
+    class_mix: ClassMix | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     budget_seconds: float = BUDGET_SECONDS,
@@ -64,6 +66,10 @@ def fit(
     sample_weight : array_like of shape (N,), optional
         How much each sample counts, at least 0; only the ratios matter. Samples of weight 0 are left out.
         Penalties and warnings go by the effective number of samples, (sum w)^2 / (sum w^2).
+    class_mix : {"as_traffic", "resampled"}, optional
+        How the samples were drawn. `as_traffic`: classes are as frequent as among requests, so that `auto`
+        may correct a class with few samples or none. `resampled`: by class, so that samples get weights which
+        make classes as frequent as the logits, calibrated with a temperature, expect.
     seed : int
         Seed of the folds and of the starting points.
     progress : callable, optional
@@ -97,6 +103,7 @@ def fit(
         groups=groups,
         sample_weight=sample_weight,
         classes=classes,
+        class_mix=class_mix,
     )
     return fit_warning(method, data, seed=seed, progress=progress, budget_seconds=budget_seconds)
 

@@ -99,8 +99,8 @@ def candidates(data: ValidationSet) -> list[str]:
     Methods with parameters per class need enough samples for their parameters, and some of every class.
     Regularised ones need ten of a rare class, and classes may be absent by chance: where a class of 20 in
     2,500 is as rare in what follows, they gain as much as with all. Of two classes the others are fitted to
-    few events too: five of 1,000 refute a model that expects a hundred. Where no predicted label is wrong,
-    nothing limits how sharp a method makes the probabilities: the unchanged logits are left.
+    few events too, and of more `as_traffic`: five of 1,000 refute a model that expects a hundred. Where no
+    predicted label is wrong, nothing limits how sharp a method makes the probabilities: the logits are left.
     """
     if not data.shows_errors:
         return [IdentityMap.name]
@@ -145,14 +145,14 @@ def _has_enough(name: str, data: ValidationSet) -> bool:
     rare, complete = rare_classes(labels, K), not len(absent_classes(labels, K))
     if name not in REGULARISED:
         return complete and count >= SAMPLES_PER_PARAMETER * parameters
-    if (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
+    if data.class_mix != "as_traffic" and (np.bincount(labels, minlength=K)[rare] < SAMPLES_PER_CLASS).any():
         return False
     if name == PolynomialScaling.name:
         columns = with_products(K)
         if not (count >= max(FEWEST, SAMPLES_PER_COLUMN * columns) and len(data) * columns <= MOST_ENTRIES):
             return False
     most = MOST_OF_SMS if name == "sms" else MOST_PARAMETERS
-    complete = complete or may_miss_classes(len(data), K)
+    complete = complete or data.class_mix == "as_traffic" or may_miss_classes(len(data), K)
     return complete and count >= min(SAMPLES_PER_CLASS * K, ENOUGH) and parameters <= most * count
 
 

@@ -83,6 +83,12 @@ FIELDS: dict[str, Any] = {
         "enum": ["index", "name"],
         "description": "What numbers among the labels are where numbers name the classes; default: names.",
     },
+    "class_mix": {
+        "type": "string",
+        "enum": ["as_traffic", "resampled"],
+        "description": "How the samples were drawn: with classes as frequent as among requests, or by class; "
+        "weights then make classes as frequent as the logits expect.",
+    },
 }
 FILE = {
     "type": "string",

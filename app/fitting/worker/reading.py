@@ -66,12 +66,14 @@ def fit_file(
     *,
     budget_seconds: float,
     declared: Declared = NOTHING,
+    class_mix: str | None = None,
 ) -> FittedCalibrator:
     """Fit a method to validation data and judge it on unseen folds; no diagram is drawn."""
     from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - the fits take long to load
 
     source = BackboneSource.of(settings)
-    _read(path, folder, source, declared)
+    data, _ = _read(path, folder, source, declared)
+    data.keep_class_mix(class_mix)
     task = FitTask(folder, source, method, budget_seconds=budget_seconds)
     return perform(task, progress, draws=False).fitted
 

@@ -30,6 +30,7 @@ from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
 from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, tokens_of
 from boxcal.app.tables.scores import check_kind, finite_rows, stored_dtype
+from boxcal.calibrators.data import WEIGHED_TWICE
 from boxcal.calibrators.scores import LOGITS, WHOLE, ScoreLook
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import RowInputs
@@ -101,6 +102,7 @@ def _check_texts(texts: Array, first: int) -> None:
 LISTING = "images.json"
 MIN_SAMPLES = 20
 NOTES = "notes.json"
+CLASS_MIX = "class_mix"
 COLUMNS = "columns.json"
 MIN_GROUPS = 2
 
@@ -162,9 +164,18 @@ class StoredSet:
 
     @property
     def grouping(self) -> dict[str, Any]:
-        """The groups and weights of the samples, if there are any, as `boxcal.calibrators.fit` takes them."""
+        """What `boxcal.calibrators.fit` takes of `groups`, `sample_weight` and `class_mix`."""
         named = {name: self.besides(name) for name in (GROUPS, SAMPLE_WEIGHT)}
-        return {name: np.array(values) for name, values in named.items() if values is not None}
+        path = self.folder / CLASS_MIX
+        said = {CLASS_MIX: path.read_text()} if path.exists() else {}
+        return {name: np.array(values) for name, values in named.items() if values is not None} | said
+
+    def keep_class_mix(self, class_mix: str | None) -> None:
+        """Keep how the samples were drawn, for the fit."""
+        if class_mix == "resampled" and self.besides(SAMPLE_WEIGHT) is not None:
+            raise InvalidUpload(f"The {WEIGHED_TWICE}.")
+        if class_mix is not None:
+            (self.folder / CLASS_MIX).write_text(class_mix)
 
 
 class ArrayWriter:

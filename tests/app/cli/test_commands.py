@@ -65,6 +65,26 @@ def test_fit_is_the_same_here_and_through_a_service(
     assert str(here) in local.stderr
 
 
+def test_samples_drawn_by_class_are_weighed_here_and_by_a_service(
+    boxcal: Boxcal, validation_file: Path, url: str
+) -> None:
+    arguments = ("fit", validation_file, "--method", "ts", "--class-mix", "resampled", "--json")
+    local, remote = boxcal(*arguments).json, boxcal(*arguments, "--url", url, "--activate", "never").json
+    assert local["report"]["effective_samples"] == remote["report"]["effective_samples"] < 400
+    assert local["report"]["metrics"] == remote["report"]["metrics"]
+    (warning,) = (one for one in local["report"]["warnings"] if one["code"] == "class_mix")
+    assert warning["message"].startswith("weights make classes as frequent as the logits expect: class ")
+
+
+def test_weights_cannot_be_given_twice(boxcal: Boxcal, validation_file: Path, tmp_path: Path) -> None:
+    arrays = np.load(validation_file)
+    weighed = {**arrays, "sample_weight": np.ones(len(arrays["labels"]))}
+    np.savez(tmp_path / "weighed.npz", **weighed)
+    done = boxcal("fit", tmp_path / "weighed.npz", "--class-mix", "resampled")
+    assert done.code == 2
+    assert "The samples have either `sample_weight` or --class-mix resampled, which makes" in done.stderr
+
+
 def test_fit_shows_people_what_changes(boxcal: Boxcal, validation_file: Path, url: str) -> None:
     shown = boxcal("fit", validation_file, "--method", "ts", "--url", url, "--activate", "never")
     assert shown.code == 0

@@ -41,6 +41,7 @@ def multipart(*parts: tuple[str, bytes]) -> dict[str, Any]:
 FILE = ('name="file"; filename="v.npz"', validation_npz(50))
 GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
 MEMBER = "`method` is a field of the form or a member of the JSON body. The query"
+WEIGHED = {**GOOD, "sample_weight": [1.0] * len(LABELS), "class_mix": "resampled"}
 PARTS = {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}
 BOTH = {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}
 
@@ -90,6 +91,8 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "has a member 'label'; did you mean 'labels'?", {"files": PARTS}),
         (422, "one part `file`", {"files": BOTH}),
         (422, "`budget_seconds` = -1", {"json": {**GOOD, "budget_seconds": -1}}),
+        (422, "`class_mix` = 'traffic'", {"json": {**GOOD, "class_mix": "traffic"}}),
+        (422, "either `sample_weight` or class_mix=resampled", {"json": WEIGHED}),
         *[(422, "wait", {"url": f"/fit?wait={one}", "json": GOOD}) for one in ("-1", "soon", "nan", "4000")],
     ],
 )  # fmt: skip
