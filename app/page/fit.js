@@ -26,6 +26,9 @@ class Fit {
     this.budget = h("input", { id: "budget", type: "number", min: 1, max: 3600, placeholder: "default" });
     this.budgetField = field("Time to compare methods, seconds", this.budget);
     this.method.addEventListener("change", () => this.methodChanged());
+    const mixes = { "": "not known", as_traffic: "as frequent as in requests", resampled: "drawn by class" };
+    const named = Object.entries(mixes).map(([value, text]) => h("option", { value }, text));
+    this.classMix = h("select", { id: "class-mix" }, named);
     const policies = [
       ["if_better", "if it is significantly better"],
       ["always", "always"],
@@ -62,6 +65,7 @@ class Fit {
       field("Method", this.method),
       this.reads,
       this.budgetField,
+      field("Classes in these data", this.classMix),
       this.policy,
       this.go,
       this.live,
@@ -107,6 +111,7 @@ class Fit {
     form.append("activate", this.policy.querySelector(":checked").value);
     if (this.method.value === "auto" && this.budget.value)
       form.append("budget_seconds", this.budget.value);
+    if (this.classMix.value) form.append("class_mix", this.classMix.value);
     form.append("file", this.chosen);
     this.go.disabled = true;
     this.progress("Uploading", 0);

@@ -324,6 +324,17 @@ def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
     expect(limit).to_be_hidden()
 
 
+def test_how_the_samples_were_drawn_is_sent(page: Page, page_url: str, validation_file: Path) -> None:
+    page.goto(f"{page_url}/ui/#/fit")
+    page.locator("#data").set_input_files(validation_file)
+    page.locator("#method").select_option("ts")
+    page.get_by_label("never: only report").check()
+    page.get_by_label("Classes in these data").select_option("drawn by class")
+    page.get_by_role("button", name="Fit", exact=True).click()
+    expect(page.locator(".warnings")).to_contain_text("weights make classes as frequent as the logits expect")
+    assert serious(page) == []
+
+
 def test_a_fit_is_cancelled_and_a_reload_resumes_following(
     page: Page, page_url: str, validation_file: Path
 ) -> None:
