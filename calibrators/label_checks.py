@@ -23,6 +23,10 @@ WEAK_ASSOCIATION = 0.18
 """Association of a weak model, divided by the root of the number of samples."""
 FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
+FACTORS = tuple(4.0 ** (step / 6) for step in range(-6, 7))
+"""Inverse temperatures that rows may have, of the best single one."""
+MOST_PASSES, SAME_WEIGHT = 2000, 1e-7
+"""Of the EM algorithm at most, and the change of the weights at which it ends."""
 ALIKE = 1e-9
 """Standard deviation of log odds, of the largest, up to which the rows are alike and show no intercept."""
 STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
@@ -99,12 +103,13 @@ def looks_random(logits: NDArray[Any], labels: Labels) -> bool:
 def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]:
     """Estimate the share of labels that are drawn uniformly at random, independently of the logits.
 
-    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K, jointly with T, over
-    the K classes that occur among the labels. Rows whose true class is at a minimum that classes share are
+    The maximum-likelihood estimate of e in the mixture (1 - e) softmax(g / T) + e / K over the K classes that
+    occur among the labels, where rows have several T around the best single one: a model that is too sure of
+    some of its rows needs no wrong labels. Rows whose true class is at a minimum that classes share are
     excluded: a forest's zeros, or clipped values.
 
-    Returns the estimate, and its significance in standard errors: the root of twice the gain in
-    log-likelihood.
+    Returns the estimate, and the significance of e beside the best single T, in standard errors: the root of
+    twice the gain in log-likelihood.
     """
     from scipy.optimize import brentq, minimize_scalar  # noqa: PLC0415 - only fits need scipy
 
@@ -144,8 +149,22 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
         minimize_scalar(one, bounds=(-5.0, 5.0), method="bounded", options={"xatol": 1e-3})
         for one in (lambda log_inverse: loss(probabilities(log_inverse), 0.0), mixed)
     )
+    if share(probabilities(both.x)) == 0.0:
+        return 0.0, 0.0
     gain = 2 * len(own) * (plain.fun - both.fun)
-    return share(probabilities(both.x)), math.sqrt(max(0.0, gain))
+    several = [probabilities(both.x + math.log(factor)) for factor in FACTORS]
+    return _last_weight(np.stack([*several, np.full(len(own), uniform)])), math.sqrt(max(0.0, gain))
+
+
+def _last_weight(densities: Floats) -> float:
+    """Give the weight of the last of M components, whose densities at N points are (M, N), by EM."""
+    weights = np.full(len(densities), 1.0 / len(densities))
+    for _ in range(MOST_PASSES):
+        before = weights
+        weights = before * (densities / (before @ densities)).mean(axis=1)
+        if np.abs(weights - before).max() < SAME_WEIGHT:
+            break
+    return float(weights[-1])
 
 
 class Regression(NamedTuple):
