@@ -43,6 +43,8 @@ CLIPPED_SHARE = 0.01
 """Share of all values that are equal to the smallest one, from which they look clipped."""
 COPIES = 0.01
 """Share of rows that repeat another from which there is a warning."""
+FEWEST_EFFECTIVE = 20
+"""Effective samples of weighted ones below which the gate would open too often without a cause."""
 CHANCE_ABSENCE = 0.01
 """Probability that some class is absent by chance; below it an absence is serious."""
 ENOUGH_OF_CLASS = 25
@@ -95,6 +97,7 @@ def check_data(data: ValidationSet) -> list[DataWarning]:
         _duplicates(rows),
         _zeros(rows),
         _clipped(rows, num_classes),
+        _few_effective(data),
     ]
     warnings = [warning for warning in found if warning is not None]
     codes = {warning.code for warning in warnings}
@@ -343,6 +346,16 @@ def _clipped(rows: RowStatistics, num_classes: int) -> DataWarning | None:
         " small these probabilities are"
     )
     return DataWarning("clipped_values", "warning", message, clipped)
+
+
+def _few_effective(data: ValidationSet) -> DataWarning | None:
+    if data.weights is None or data.effective >= FEWEST_EFFECTIVE:
+        return None
+    message = (
+        f"{len(data):,} weighted samples count like {data.effective:.1f} of one weight: fewer than"
+        f" {FEWEST_EFFECTIVE} show little, and the largest weights decide"
+    )
+    return DataWarning("few_effective", "serious", message, len(data))
 
 
 def _error_rate(rows: RowStatistics, logits: NDArray[Any], labels: Labels) -> DataWarning | None:

@@ -150,6 +150,18 @@ def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     assert warning.rows == pytest.approx(random.sum(), abs=0.015 * len(labels))
 
 
+@pytest.mark.parametrize(("classes", "count"), [(3, 2000), (10, 1000), (100, 1000)])
+def test_a_model_that_is_too_sure_of_some_rows_needs_no_wrong_labels(classes: int, count: int) -> None:
+    """Three times too sure of one half, and not sure enough of the other, as of two kinds of photographs."""
+    logits, labels = drawn(count, classes)
+    logits *= np.where(np.arange(count) % 2 == 0, 3.0, 0.7)[:, None]
+    assert "unrelated_labels" not in codes(warnings_of(logits, labels))
+    rng = np.random.default_rng(0)
+    labels = np.where(rng.random(count) < 0.1, rng.integers(0, classes, count), labels)
+    found = {one.code: one.severity for one in warnings_of(logits, labels)}
+    assert found["unrelated_labels"] == "serious"
+
+
 def test_ties_of_a_forest_of_two_classes_are_not_serious() -> None:
     """Of 100 trees 50 vote for each class, in as many rows as 49 or 51 do."""
     rng = np.random.default_rng(0)
@@ -231,6 +243,21 @@ def test_weights_may_give_the_classes_their_numbers() -> None:
     for method in ("auto", "ts"):
         assert codes(check_fit(method, whole)) == ["class_mix"]
         assert codes(check_fit(method, weighted)) == []
+
+
+def test_weights_that_leave_few_samples_are_not_for_the_gate() -> None:
+    """Weights 1 of n samples and w of the others count like (n + (N - n) w)^2 / (n + (N - n) w^2)."""
+    logits, labels = drawn(300, 3)
+    for large, effective in ((15, 15.9), (30, 30.8)):
+        weights = np.where(np.arange(300) < large, 1.0, 0.0015)
+        data = check_validation_set(logits, labels, sample_weight=weights)
+        assert data.effective == pytest.approx(effective, abs=0.1)
+        found = {one.code: one for one in check_fit("auto", data)}
+        assert set(found) == ({"few_effective"} if large == 15 else set())
+    message = "300 weighted samples count like 15.9 of one weight: fewer than 20 show little"
+    weights = np.where(np.arange(300) < 15, 1.0, 0.0015)
+    (warning,) = check_fit("auto", check_validation_set(logits, labels, sample_weight=weights))
+    assert (warning.severity, warning.message.startswith(message)) == ("serious", True)
 
 
 def test_folds_are_of_one_size_with_random_class_frequencies() -> None:
