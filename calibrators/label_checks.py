@@ -33,6 +33,14 @@ STEPS, STILL, STEEPEST = 50, 1e-10, 1e3
 """Of Newton's method at most, the step at which it ends, and the slope beyond which there is none."""
 SHARPEST, FLATTEST = 5.0, 0.2
 """Inverse temperatures between which logits say something about class frequencies."""
+MOST_ASKED, MOST_DISTANCES, MOST_SHARES, FEWEST_ASKED = 1000, 200_000_000, 4_000_000, 100
+"""Rows whose nearest rows are looked for at most, entries of what that takes, and rows at least."""
+DIRECTIONS = 16
+"""Random directions in which rows with more classes are compared."""
+FARTHER = range(9, 30, 4)
+"""Ranks of the rows beside which the nearest is judged, from 0."""
+SIDE, FAR_AWAY = 4096, 1e4
+"""Rows that are compared at once, and where coordinates are cut off, of their median."""
 MOST_DESCENTS = 1000
 """Steps towards the class offsets at most, of which 200 classes with 25 samples each take 60."""
 OFFSET_SPREAD = 3.0
@@ -226,6 +234,86 @@ def intercept(logits: NDArray[Any], labels: Labels) -> Intercept | None:
         return None
     value, slope = found.coefficients.tolist()
     return Intercept(value, math.sqrt(found.covariance[0, 0]), slope / scale)
+
+
+def shared_residuals(logits: NDArray[Any], labels: Labels, units: Labels | None) -> tuple[float, float]:
+    """Measure how much more a row shares of its residual with the nearest row than with others near by.
+
+    With r_i the label of row i, one-hot, less its probabilities at the best temperature, the statistic is the
+    sum of r_i r_j over the nearest rows j, less its mean over rows a little farther, in shares of the sum of
+    r_i r_i: 1 where each row has a copy with its label, and near 0 where labels are independent given the
+    logits, also of a model that is wrong in some places. Rows of one unit (N,) are not compared.
+
+    Returns the statistic and its significance in standard errors.
+    """
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415 - only fits need scipy
+
+    count, num_classes = logits.shape
+    asked = min(MOST_ASKED, MOST_DISTANCES // count, MOST_SHARES // num_classes)
+    if count < 2 * FARTHER.stop:
+        return 0.0, 0.0
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.choice(count, min(count, max(asked, FEWEST_ASKED)), replace=False))
+    near = _nearest(_coordinates(logits, rng), rows, units)
+    scores, truth = logits[rows].astype(np.float64), labels[rows]
+    scores -= row_max(scores)
+    spread = float(-scores.mean()) or 1.0
+
+    def loss(log_inverse: float) -> float:
+        shares = math.exp(log_inverse) / spread * scores
+        own = shares[np.arange(len(rows)), truth]
+        return float(np.log(np.exp(shares).sum(axis=1)).mean() - own.mean())
+
+    inverse = math.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x) / spread
+
+    def residuals(chosen: NDArray[np.int64]) -> Floats:
+        part = logits[chosen].astype(np.float64)
+        part = np.exp(inverse * (part - row_max(part)))
+        found: Floats = -part / row_sum(part)
+        found[np.arange(len(chosen)), labels[chosen]] += 1.0
+        return found
+
+    own = residuals(rows)
+    first, *others = ((own * residuals(near[:, rank])).sum(axis=1) for rank in (0, *FARTHER))
+    excess = first - np.mean(others, axis=0)
+    error = float(excess.std()) / math.sqrt(len(rows))
+    return float(excess.sum() / (own**2).sum()), float(excess.mean()) / error if error else 0.0
+
+
+def _coordinates(logits: NDArray[Any], rng: np.random.Generator) -> NDArray[np.float32]:
+    """Give the logits less the mean of their row, in a few directions, (N, at most `DIRECTIONS`)."""
+    count, num_classes = logits.shape
+    size = min(num_classes, DIRECTIONS)
+    directions = np.linalg.qr(rng.normal(size=(num_classes, size)))[0] if size < num_classes else np.eye(size)
+    found = np.empty((count, size))
+
+    def work(rows: slice) -> None:
+        part = logits[rows].astype(np.float64)
+        found[rows] = (part - part.mean(axis=1, keepdims=True)) @ directions
+
+    for _ in over_blocks(work, count, block_rows(num_classes)):
+        pass
+    found /= float(np.median(np.abs(found))) or 1.0
+    return np.clip(found, -FAR_AWAY, FAR_AWAY).astype(np.float32)
+
+
+def _nearest(places: NDArray[np.float32], rows: Labels, units: Labels | None) -> Labels:
+    """List the nearest other rows of some rows, nearest first, (len(rows), `FARTHER.stop`)."""
+    asked, wanted = places[rows], FARTHER.stop
+    best = np.empty((len(rows), 0), np.float32)
+    found = np.empty((len(rows), 0), np.int64)
+    for start in range(0, len(places), SIDE):
+        part = places[start : start + SIDE]
+        distances = (asked**2).sum(axis=1)[:, None] + (part**2).sum(axis=1) - 2.0 * asked @ part.T
+        numbers = np.arange(start, start + len(part))
+        own = units[rows][:, None] == units[numbers] if units is not None else rows[:, None] == numbers
+        distances[own] = np.inf
+        best = np.concatenate([best, distances], axis=1)
+        found = np.concatenate([found, np.broadcast_to(numbers, distances.shape)], axis=1)
+        if best.shape[1] > wanted:
+            kept = np.argpartition(best, wanted, axis=1)[:, :wanted]
+            best, found = np.take_along_axis(best, kept, 1), np.take_along_axis(found, kept, 1)
+    return np.take_along_axis(found, np.argsort(best, axis=1), 1)
 
 
 def class_offsets(logits: NDArray[Any], labels: Labels) -> Floats | None:

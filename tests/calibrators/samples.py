@@ -47,6 +47,14 @@ def drawn(count: int = 1000, classes: int = 10, *, temperature: float = 1.5, see
     return temperature * logits, labels
 
 
+def variants(count: int, classes: int, each: int, noise: float = 0.1) -> tuple[Floats, Labels, Labels]:
+    """Give samples in some variants each, whose logits differ a little, and which sample a row is of."""
+    logits, labels = drawn(count // each, classes)
+    sample = np.repeat(np.arange(count // each), each)
+    differences = np.random.default_rng(1).normal(0.0, noise, (len(sample), classes))
+    return logits[sample] + differences, labels[sample], sample
+
+
 def softmax(logits: Floats) -> Floats:
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: Floats = exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -9,10 +9,10 @@ import pytest
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.evaluation.crossfit import cross_fit
-from boxcal.calibrators.label_checks import association
+from boxcal.calibrators.label_checks import association, shared_residuals
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch
-from tests.calibrators.samples import Floats, Labels, Set, drawn, softmax
+from tests.calibrators.samples import Floats, Labels, Set, drawn, softmax, variants
 
 
 def warnings_of(logits: Floats, labels: Labels) -> list[DataWarning]:
@@ -258,6 +258,44 @@ def test_weights_that_leave_few_samples_are_not_for_the_gate() -> None:
     weights = np.where(np.arange(300) < 15, 1.0, 0.0015)
     (warning,) = check_fit("auto", check_validation_set(logits, labels, sample_weight=weights))
     assert (warning.severity, warning.message.startswith(message)) == ("serious", True)
+
+
+@pytest.mark.parametrize("each", [2, 3, 10])
+@pytest.mark.parametrize(("count", "classes"), [(120, 10), (1200, 10), (1200, 100), (9000, 10)])
+def test_near_copies_need_a_group(count: int, classes: int, each: int) -> None:
+    logits, labels, sample = variants(count, classes, each)
+    found = {one.code: one.severity for one in warnings_of(logits, labels)}
+    assert found["near_copies"] == "serious"
+    named = check_validation_set(logits, labels, groups=sample)
+    assert "near_copies" not in codes(check_fit("auto", named))
+    shared, significance = shared_residuals(logits, labels, None)
+    assert shared == pytest.approx(1.0, abs=0.1)
+    assert significance > 6.0
+    assert abs(shared_residuals(logits, labels, named.units)[0]) < 0.2
+
+
+def test_near_copies_are_told_from_a_model_that_is_wrong_in_places() -> None:
+    """Which shares its residual with all rows near by; and half as many copies share half as much."""
+    logits, labels = drawn(2000, 10)
+    wrong = logits + np.where(logits[:, :1] > logits[:, 1:2], 4.0, -4.0) * np.eye(10)[3]
+    assert abs(shared_residuals(wrong, labels, None)[0]) < 0.1
+    copied, own, _ = variants(1000, 10, 2)
+    shared, _ = shared_residuals(np.r_[logits[1000:], copied], np.r_[labels[1000:], own], None)
+    assert shared == pytest.approx(0.5, abs=0.1)
+
+
+def test_some_near_copies_and_chance_in_small_sets_are_no_fault() -> None:
+    """A fourth of the rows share all, surely; and of 64 independent rows the share is anything."""
+    logits, labels = drawn(3000, 10)
+    copied, own, _ = variants(1000, 10, 2)
+    mixed = np.r_[logits[1000:], copied[:700]], np.r_[labels[1000:], own[:700]]
+    shared, significance = shared_residuals(*mixed, None)
+    assert shared == pytest.approx(0.26, abs=0.05)
+    assert significance > 6.0
+    assert "near_copies" not in codes(warnings_of(*mixed))
+    sets = [drawn(64, 2, seed=seed) for seed in range(60)]
+    assert max(shared_residuals(*one, None)[0] for one in sets) > 0.4
+    assert not any("near_copies" in codes(warnings_of(*one)) for one in sets)
 
 
 def test_folds_are_of_one_size_with_random_class_frequencies() -> None:

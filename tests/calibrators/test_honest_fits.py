@@ -17,7 +17,7 @@ from boxcal.calibrators.fitting.fitted_method import Fitted
 from boxcal.calibrators.fitting.selection import candidates
 from boxcal.calibrators.maps.stack import component_names
 from boxcal.calibrators.method import parse
-from tests.calibrators.samples import Floats, Labels, Set, drawn
+from tests.calibrators.samples import Floats, Labels, Set, drawn, softmax, variants
 
 
 def scores(calibrator: Calibrator | None, logits: Floats, labels: Labels) -> tuple[float, float]:
@@ -254,3 +254,18 @@ def test_no_default_method_does_much_harm_with_few_samples(count: int, classes: 
                 harm.setdefault(name, []).append(scores(fit(name, *validation).calibrator, *test)[0] - raw)
     assert {"uncalibrated", "ts", "mix+ts", "ets"} <= harm.keys()
     assert {name: np.mean(values) for name, values in harm.items() if np.mean(values) > 0.05} == {}
+
+
+def test_what_near_copies_do_to_a_fit_is_not_for_the_gate() -> None:
+    """The NLL of new rows is worse, and looks better in folds that hold variants of what they judge."""
+    logits, labels, sample = variants(999, 10, 3)
+    report = cross_fitted_report("auto", logits, labels)
+    assert report.is_better
+    assert "near_copies" in {one.code for one in report.warnings if one.severity == "serious"}
+    new, truth = drawn(5000, 10, seed=9)
+
+    def loss(answers: Floats) -> float:
+        return float(-np.log(answers[np.arange(5000), truth]).mean())
+
+    assert loss(fit("auto", logits, labels).on_arrays(new)) > loss(softmax(new)) + 0.5
+    assert loss(fit("auto", logits, labels, groups=sample).on_arrays(new)) < loss(softmax(new)) - 0.05
