@@ -132,6 +132,8 @@ def unrelated_share(logits: NDArray[Any], labels: Labels) -> tuple[float, float]
         return 0.0, 0.0
     top = scores[kept].max(axis=1)
     scores, own = scores[kept] - top[:, None], own[kept] - top
+    spread = float(-scores.mean()) or 1.0  # the best temperature is near it, whatever the logits' unit
+    scores, own = scores / spread, own / spread
 
     def probabilities(log_inverse: float) -> Floats:
         inverse = math.exp(log_inverse)

@@ -150,6 +150,17 @@ def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     assert warning.rows == pytest.approx(random.sum(), abs=0.015 * len(labels))
 
 
+@pytest.mark.parametrize("unit", [1e-4, 1e4])
+def test_the_unit_of_the_logits_does_not_make_labels_unrelated(unit: float) -> None:
+    """As of scores that no softmax has seen."""
+    logits, labels = drawn(1000, 10)
+    assert "unrelated_labels" not in codes(warnings_of(unit * logits, labels))
+    labels = np.where(np.arange(1000) % 10 == 0, np.random.default_rng(0).integers(0, 10, 1000), labels)
+    (found,) = [one for one in warnings_of(unit * logits, labels) if one.code == "unrelated_labels"]
+    assert found.severity == "serious"
+    assert found.rows == pytest.approx(100, abs=30)
+
+
 @pytest.mark.parametrize(("classes", "count"), [(3, 2000), (10, 1000), (100, 1000)])
 def test_a_model_that_is_too_sure_of_some_rows_needs_no_wrong_labels(classes: int, count: int) -> None:
     """Three times too sure of one half, and not sure enough of the other, as of two kinds of photographs."""
