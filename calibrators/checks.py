@@ -22,6 +22,7 @@ from boxcal.calibrators.errors import ValidationDataWarning
 from boxcal.calibrators.label_checks import (
     FLATTEST,
     SHARPEST,
+    class_offsets,
     intercept,
     is_associated,
     looks_random,
@@ -406,9 +407,14 @@ def _unrelated(logits: NDArray[Any], labels: Labels) -> DataWarning | None:
 
 
 def _class_mix(data: ValidationSet) -> DataWarning | None:
-    """Find samples that were drawn in equal numbers of two classes, where the logits expect other numbers."""
+    """Find samples that were drawn in equal numbers of each class, where the logits expect other numbers.
+
+    Networks of more than two classes expect other numbers than they were trained on: this is a question then.
+    """
     logits, labels = data.logits, data.labels
     counts = np.bincount(labels, minlength=data.num_classes)
+    if len(counts) > 2 and len(labels) >= ENOUGH_OF_CLASS * len(counts) and counts.min() == counts.max():
+        return _equal_numbers(data)
     if len(counts) != 2 or counts.max() - counts.min() > EQUAL * counts.mean():
         return None
     found = intercept(logits, labels)
@@ -424,6 +430,25 @@ def _class_mix(data: ValidationSet) -> DataWarning | None:
         " requests have both in these numbers, fit with class_mix=as_traffic"
     )
     return DataWarning("class_mix", "serious", message, len(labels))
+
+
+def _equal_numbers(data: ValidationSet) -> DataWarning | None:
+    """Ask whether more than two classes with one number of samples each are as frequent among requests."""
+    offsets = class_offsets(data.logits, data.labels)
+    if offsets is None or np.ptp(offsets) <= SHIFTED:
+        return None
+    shares = np.exp(offsets.min() - offsets)
+    shares /= shares.sum()
+    least, most = (
+        f"{shares[one]:.1%} of class {data.name_of(one)}"
+        for one in (int(shares.argmin()), int(shares.argmax()))
+    )
+    message = (
+        f"all {data.num_classes} classes have {len(data) // data.num_classes:,} samples, as after a draw by"
+        f" class, but the logits expect {least} and {most}. If requests do too, fit with class_mix=resampled;"
+        " if they have as many of each class, with class_mix=as_traffic"
+    )
+    return DataWarning("class_mix", "warning", message, len(data))
 
 
 def _resampled(data: ValidationSet) -> DataWarning:

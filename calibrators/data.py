@@ -360,8 +360,8 @@ def _resampled_weights(data: ValidationSet) -> Floats:
     offsets = class_offsets(data.logits, data.labels)
     if offsets is None:
         raise InvalidDataError(
-            "class_mix=resampled takes the class frequencies from the logits, which say too little about"
-            " them: give each sample as `sample_weight` its class's share of the requests over its share of"
+            "class_mix=resampled takes the class frequencies from the logits, of which these samples show too"
+            " little: give each sample as `sample_weight` its class's share of the requests over its share of"
             " the samples"
         )
     weights: Floats = np.exp(offsets.min() - offsets)[data.labels]

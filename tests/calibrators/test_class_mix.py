@@ -116,6 +116,19 @@ def test_a_class_that_is_rare_among_requests_is_made_rare(few: int, most: float)
     assert severities == ({"absent_classes": "warning"} if few == 0 else {})
 
 
+def test_equal_numbers_of_many_classes_are_a_question() -> None:
+    """The logits expect .63, .28 and .09; those of balanced requests expect a third of each."""
+    logits, labels = by_class(300)
+    (asked,) = check_fit("auto", check_validation_set(logits, labels))
+    assert (asked.code, asked.severity) == ("class_mix", "warning")
+    assert "all 3 classes have 300 samples" in asked.message
+    assert "expect 9.0% of class 2 and 62.7% of class 0" in asked.message
+    assert check_fit("auto", check_validation_set(logits[:-1], labels[:-1])) == []
+    assert check_fit("auto", check_validation_set(logits, labels, class_mix="as_traffic")) == []
+    balanced = logits + np.array([-0.91, -0.12, 1.03])
+    assert check_fit("auto", check_validation_set(balanced, labels)) == []
+
+
 def test_what_the_sender_says_is_not_asked_again() -> None:
     """Equal numbers of two classes, of which the logits expect one in twenty."""
     rng = np.random.default_rng(0)
@@ -135,7 +148,9 @@ def test_samples_drawn_by_class_need_logits_that_say_how_frequent_classes_are() 
     logits, labels = by_class(100)
     flat = np.random.default_rng(0).normal(size=logits.shape)
     for silent in (flat, 0.0 * flat):
-        with pytest.raises(InvalidDataError, match="which say too little about them: give each sample as"):
+        with pytest.raises(
+            InvalidDataError, match="of which these samples show too little: give each sample as"
+        ):
             fit("ts", silent, labels, class_mix="resampled")
     with pytest.raises(InvalidDataError, match="either `sample_weight` or class_mix=resampled"):
         fit("ts", logits, labels, class_mix="resampled", sample_weight=labels + 1.0)
