@@ -9,7 +9,7 @@ import pytest
 from boxcal.calibrators.checks import DataWarning, check_changed, check_data, check_fit, check_known
 from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.evaluation.crossfit import cross_fit
-from boxcal.calibrators.label_checks import association, shared_residuals
+from boxcal.calibrators.label_checks import _nearest, association, shared_residuals
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch
 from tests.calibrators.samples import Floats, Labels, Set, drawn, softmax, variants
@@ -293,6 +293,19 @@ def test_near_copies_are_told_from_a_model_that_is_wrong_in_places() -> None:
     copied, own, _ = variants(1000, 10, 2)
     shared, _ = shared_residuals(np.r_[logits[1000:], copied], np.r_[labels[1000:], own], None)
     assert shared == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_nearest_rows_are_those_of_all_distances() -> None:
+    """Of more rows than are compared at once, and of pairs of rows, of which a row has no other."""
+    places = np.random.default_rng(0).normal(size=(9000, 3)).astype(np.float32)
+    asked, pairs = np.arange(0, 9000, 90), np.arange(9000) // 2
+    found, apart = _nearest(places, asked, None), _nearest(places, asked, pairs)
+    for row, own, other in zip(asked, found, apart, strict=True):
+        distances = ((places - places[row]) ** 2).sum(axis=1)
+        distances[row] = np.inf
+        assert distances[own] == pytest.approx(np.sort(distances)[:30], abs=1e-4)
+        distances[row + 1] = np.inf
+        assert distances[other] == pytest.approx(np.sort(distances)[:30], abs=1e-4)
 
 
 def test_some_near_copies_and_chance_in_small_sets_are_no_fault() -> None:
