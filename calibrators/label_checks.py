@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.array_ops import row_max, row_sum
+from boxcal.calibrators.array_ops import log_softmax, row_max, row_sum, softmax
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 Floats = NDArray[np.float64]
@@ -257,21 +257,22 @@ def shared_residuals(logits: NDArray[Any], labels: Labels, units: Labels | None)
     rng = np.random.default_rng(0)
     rows = np.sort(rng.choice(count, min(count, max(asked, FEWEST_ASKED)), replace=False))
     near = _nearest(_coordinates(logits, rng), rows, units)
-    scores, truth = logits[rows].astype(np.float64), labels[rows]
-    scores -= row_max(scores)
+
+    def centred(chosen: NDArray[np.int64]) -> Floats:
+        part = logits[chosen].astype(np.float64)
+        return np.asarray(part - row_max(part))
+
+    scores, truth = centred(rows), labels[rows][:, None]
     spread = float(-scores.mean()) or 1.0
 
     def loss(log_inverse: float) -> float:
-        shares = math.exp(log_inverse) / spread * scores
-        own = shares[np.arange(len(rows)), truth]
-        return float(np.log(np.exp(shares).sum(axis=1)).mean() - own.mean())
+        logs = log_softmax(math.exp(log_inverse) / spread * scores)
+        return -float(np.take_along_axis(logs, truth, 1).mean())
 
     inverse = math.exp(minimize_scalar(loss, bounds=(-5.0, 5.0), method="bounded").x) / spread
 
     def residuals(chosen: NDArray[np.int64]) -> Floats:
-        part = logits[chosen].astype(np.float64)
-        part = np.exp(inverse * (part - row_max(part)))
-        found: Floats = -part / row_sum(part)
+        found: Floats = -softmax(inverse * centred(chosen))
         found[np.arange(len(chosen)), labels[chosen]] += 1.0
         return found
 
