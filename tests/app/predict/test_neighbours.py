@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
-from tests.app.running import NPY, PNG, Service
+from tests.app.running import NPY, PNG, Service, running
 from tests.app.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -94,19 +95,22 @@ async def test_a_client_that_leaves_frees_its_place(service: Service) -> None:
     await eventually(lambda: rejected("boxcal_rejected_total", {"reason": "disconnected"}) == before + 2)
 
 
-async def test_a_full_queue_refuses_with_a_time_to_come_back(service: Service) -> None:
-    async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
-        with held_backbone(service):
-            tasks = [asyncio.create_task(client.post(**busy_work(600))) for _ in range(6)]
-            await eventually(lambda: sum(task.done() for task in tasks) == 5)
-        responses = await asyncio.gather(*tasks)
+async def test_a_full_queue_refuses_with_a_time_to_come_back(tmp_path: Path) -> None:
+    """In a service of its own: one whose passes others have held refuses for their duration already."""
+    with running(tmp_path) as service:
+        async with httpx.AsyncClient(base_url=service.url, timeout=30) as client:
+            with held_backbone(service):
+                tasks = [asyncio.create_task(client.post(**busy_work(600))) for _ in range(6)]
+                await eventually(lambda: sum(task.done() for task in tasks) == 5)
+            responses = await asyncio.gather(*tasks)
+        registry = service.state.telemetry.registry
+        await eventually(lambda: registry.get_sample_value("boxcal_queue_samples") == 0)
     statuses = sorted(response.status_code for response in responses)
     assert statuses == [200, 503, 503, 503, 503, 503]
     for response in responses:
         if response.status_code == 503:
             assert int(response.headers["retry-after"]) >= 1
             assert "samples are waiting and at most 1024 may" in response.json()["detail"]
-    await eventually(lambda: service.state.telemetry.registry.get_sample_value("boxcal_queue_samples") == 0)
 
 
 async def test_a_full_queue_refuses_before_the_body_has_come(service: Service, digits: Digits) -> None:
