@@ -56,16 +56,26 @@ def evaluate(
     labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
     classes: options.ClassColumns = None,
     ignore: options.Ignored = None,
     labels_as: options.LabelsAs = None,
+    class_mix: options.ClassMix = None,
     url: options.Url = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure the calibration of a model, without and with a calibrator."""
     from boxcal.app.cli.evaluate import run
 
-    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    declared = options.declared_of(
+        scores=scores,
+        label=label,
+        group=group,
+        classes=classes,
+        ignore=ignore,
+        labels_as=labels_as,
+        class_mix=class_mix,
+    )
     run(file, labels, calibrator=calibrator, declared=declared, url=url, as_json=as_json)
 
 
@@ -111,7 +121,9 @@ def monitor(
     """Replay a log of predictions and labels, and test whether the calibration still holds."""
     from boxcal.app.cli.monitor import run
 
-    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    declared = options.declared_of(
+        scores=scores, label=label, classes=classes, ignore=ignore, labels_as=labels_as
+    )
     run(
         file,
         calibrator=calibrator,

@@ -52,9 +52,11 @@ def compare(
     labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
     classes: options.ClassColumns = None,
     ignore: options.Ignored = None,
     labels_as: options.LabelsAs = None,
+    class_mix: options.ClassMix = None,
     as_json: options.Json = False,
 ) -> None:
     """Fit several methods to the same data and compare them."""
@@ -63,7 +65,15 @@ def compare(
     from boxcal.calibrators.evaluation import comparison as comparing
     from boxcal.calibrators.method import parse, reads_of_methods
 
-    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    declared = options.declared_of(
+        scores=scores,
+        label=label,
+        group=group,
+        classes=classes,
+        ignore=ignore,
+        labels_as=labels_as,
+        class_mix=class_mix,
+    )
     methods = method or []
     for name in methods:
         if name != "auto":

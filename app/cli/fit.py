@@ -71,21 +71,24 @@ def fit(
     labels: options.Labels = None,
     scores: options.Scores = None,
     label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
     classes: options.ClassColumns = None,
     ignore: options.Ignored = None,
     labels_as: options.LabelsAs = None,
-    class_mix: Annotated[
-        Literal["as_traffic", "resampled"] | None,
-        typer.Option(
-            help="How the samples were drawn: with classes as frequent as among requests, or by class, which"
-            " gives them weights by what the logits expect."
-        ),
-    ] = None,
+    class_mix: options.ClassMix = None,
     url: options.Url = None,
     as_json: options.Json = False,
 ) -> None:
     """Fit a calibrator to validation data and report its effect on data that the fit did not use."""
-    declared = options.declared_of(scores, label, classes, ignore, labels_as)
+    declared = options.declared_of(
+        scores=scores,
+        label=label,
+        group=group,
+        classes=classes,
+        ignore=ignore,
+        labels_as=labels_as,
+        class_mix=class_mix,
+    )
     with joined(file, labels) as source:
         if url is None:
             with naming(file):
@@ -95,7 +98,6 @@ def fit(
                     draws=bool(diagram or html),
                     budget_seconds=budget_seconds,
                     declared=declared,
-                    class_mix=class_mix,
                 )
         elif classes is not None:
             raise UsageError("--classes names columns where there is no model; the service has one")
@@ -108,6 +110,7 @@ def fit(
                 budget_seconds=budget_seconds,
                 scores=scores,
                 label=label,
+                group=group,
                 ignore=declared.ignore,
                 labels_as=labels_as,
                 class_mix=class_mix,

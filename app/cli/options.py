@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -58,6 +58,12 @@ Scores = Annotated[
 LabelColumn = Annotated[
     str | None, typer.Option("--label", help="The column of the labels.", show_default="label")
 ]
+GroupColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--group", help="The column that says which samples belong together.", show_default="group, if any"
+    ),
+]
 ClassColumns = Annotated[
     str | None,
     typer.Option(
@@ -73,18 +79,36 @@ LabelsAs = Annotated[
 ]
 
 
+ClassMix = Annotated[
+    Literal["as_traffic", "resampled"] | None,
+    typer.Option(
+        help="How the samples were drawn: with classes as frequent as among requests, or by class, which"
+        " gives them weights by what the logits expect."
+    ),
+]
+
+
 def declared_of(
-    scores: Any, label: str | None, classes: str | None, ignore: str | None, labels_as: Any
+    *,
+    scores: str | None,
+    label: str | None,
+    classes: str | None,
+    ignore: str | None,
+    group: str | None = None,
+    labels_as: str | None = None,
+    class_mix: str | None = None,
 ) -> Declared:
     """Join the options that say what a file holds."""
     from boxcal.app.tables.labels import Declared  # noqa: PLC0415 - help needs no tables
 
     return Declared(
-        scores,
-        label,
-        None if classes is None else _class_names(classes),
-        () if ignore is None else tuple(ignore.split(",")),
-        labels_as,
+        scores=scores,
+        label=label,
+        group=group,
+        classes=None if classes is None else _class_names(classes),
+        ignore=() if ignore is None else tuple(ignore.split(",")),
+        labels_as=labels_as,
+        class_mix=class_mix,
     )
 
 

@@ -111,7 +111,7 @@ EXIT_CODES = (
 )
 
 
-DECLARED = r"\b(scores|label|classes|ignore|labels_as|class_mix)="
+DECLARED = r"\b(scores|label|group|classes|ignore|labels_as|class_mix)="
 """Options that say what a file holds, as errors about uploads write them."""
 
 

@@ -81,7 +81,7 @@ def predict(
             raise UsageError("--output runs the model on this machine: leave out --url, or unset BOXCAL_URL")
         from boxcal.app.cli import bulk
 
-        declared = declared_of(scores, label, classes, ignore, None)
+        declared = declared_of(scores=scores, label=label, classes=classes, ignore=ignore)
         rows = bulk.run(images[0], output, **bounds, calibrator=calibrator, declared=declared)
         if as_json:
             write_json({"rows": rows, "output": str(output)})

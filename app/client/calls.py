@@ -202,6 +202,7 @@ def fit(
     budget_seconds: float | None = None,
     scores: ScoreKind | None = None,
     label: str | None = None,
+    group: str | None = None,
     ignore: Sequence[str] = (),
     labels_as: LabelsAs | None = None,
     class_mix: ClassMix | None = None,
@@ -226,6 +227,8 @@ def fit(
         What the scores are, if their name does not say it.
     label
         The column of the labels; `label` unless given.
+    group
+        The column that says which samples belong together; `group`, if there is one, unless given.
     ignore
         Columns to leave out.
     labels_as
@@ -239,7 +242,9 @@ def fit(
         "files": [("file", upload_part(file))],
         "data": {"method": method, "activate": activate}
         | ({} if budget_seconds is None else {"budget_seconds": str(budget_seconds)})
-        | _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as, class_mix=class_mix),
+        | _declared(
+            scores=scores, label=label, group=group, ignore=ignore, labels_as=labels_as, class_mix=class_mix
+        ),
         "params": {"wait": str(wait)} if wait else {},
     }
     return Call("POST", "/fit", _one(Fit), form, has_effect=True, extra_seconds=wait)
@@ -252,14 +257,16 @@ def compare(
     methods: Sequence[str] = (),
     scores: ScoreKind | None = None,
     label: str | None = None,
+    group: str | None = None,
     ignore: Sequence[str] = (),
     labels_as: LabelsAs | None = None,
+    class_mix: ClassMix | None = None,
 ) -> Call[dict[str, Any]]:
     """Compare versions, and methods by cross-fitting, on one validation set (`POST /compare`).
 
     Parameters
     ----------
-    file, scores, label, ignore, labels_as
+    file, scores, label, group, ignore, labels_as, class_mix
         As for `fit`.
     versions
         Versions of calibrators; the others are compared with the first one.
@@ -268,7 +275,9 @@ def compare(
     """
     form = {
         "files": [("file", upload_part(file))],
-        "data": _declared(scores=scores, label=label, ignore=ignore, labels_as=labels_as),
+        "data": _declared(
+            scores=scores, label=label, group=group, ignore=ignore, labels_as=labels_as, class_mix=class_mix
+        ),
         "params": {"versions": list(versions), "methods": list(methods)},
     }
     return Call("POST", "/compare", _object, form, has_effect=True, extra_seconds=COMPARE_SECONDS)

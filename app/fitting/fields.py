@@ -13,7 +13,7 @@ from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.tables.labels import Declared
 from boxcal.calibrators.errors import hint
 
-DECLARED = ("scores", "label", "ignore", "labels_as")
+DECLARED = ("scores", "label", "group", "ignore", "labels_as", "class_mix")
 """Fields that say what the file holds."""
 FILES = ("file", "logits", "probabilities", "labels", "features", "groups", "sample_weight")
 """Parts with a file name: one file of everything, or `.npy` arrays."""
@@ -27,6 +27,7 @@ class FitFields(BaseModel):
     budget_seconds: float = Field(BUDGET_SECONDS, gt=0, le=3600, allow_inf_nan=False)
     scores: Literal["logits", "probabilities", "percent"] | None = None
     label: str | None = None
+    group: str | None = None
     ignore: tuple[str, ...] = ()
     labels_as: Literal["index", "name"] | None = None
     class_mix: Literal["as_traffic", "resampled"] | None = None
@@ -39,7 +40,7 @@ class FitFields(BaseModel):
     @property
     def declared(self) -> Declared:
         """What they say of the file."""
-        return Declared(self.scores, self.label, None, self.ignore, self.labels_as)
+        return Declared(**{name: getattr(self, name) for name in DECLARED})
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], accepted: Sequence[str]) -> FitFields:

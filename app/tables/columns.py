@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
@@ -93,7 +93,8 @@ def choose_columns(
     columns that hold no numbers, and what they hold.
     """
     label = declared.label or LABEL
-    names = [name for name in names if name == label or name not in declared.ignore]
+    kept = {label, declared.group}
+    names = [name for name in names if name in kept or name not in declared.ignore]
     own = set(inputs.table_columns) if inputs is not None else set()
     own = own if own <= set(names) else set()
     if not own and (cleaned := [clean(name) for name in names]) != names:
@@ -101,7 +102,7 @@ def choose_columns(
         found = choose_columns(
             cleaned,
             None if classes is None else [clean(name) for name in classes],
-            replace(declared, label=clean(label)),
+            replace(declared, label=clean(label), group=declared.group and clean(declared.group)),
             inputs,
             label_values=None if label_values is None else lambda name: label_values(back[name]),
             texts=lambda: {clean(name): held for name, held in texts().items()},
@@ -117,7 +118,7 @@ def choose_columns(
     known = classes if classes is not None else declared.classes
     _check_names(names, label)
     reserved = {*(known or ()), *own}
-    group = next((name for name in GROUP_COLUMNS if name in names and name not in reserved), None)
+    group = _group_column(names, declared.group, {*reserved, label})
     weight = SAMPLE_WEIGHT if SAMPLE_WEIGHT in names and SAMPLE_WEIGHT not in reserved else None
     lists = [name for name in SCORES if name in names and name not in own]
     if len(lists) > 1:
@@ -186,6 +187,22 @@ def _check_names(names: Sequence[str], label: str) -> None:
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")
 
 
+def _group_column(names: Sequence[str], declared: str | None, others: Collection[str]) -> str | None:
+    """Find the column of groups, which is none of `others`."""
+    if declared is None:
+        return next((name for name in GROUP_COLUMNS if name in names and name not in others), None)
+    if declared not in names:
+        columns = f"its columns are {shown(names)}."
+        raise InvalidUpload(
+            f"The table has no column `{declared:.100}` of groups{hint(declared, names, columns)}"
+        )
+    if declared in others:
+        raise InvalidUpload(
+            f"The column `{declared:.100}` is that of the labels, of a class or of a feature, not of groups."
+        )
+    return declared
+
+
 def _check_numbers(columns: Sequence[str], without: Mapping[str, str]) -> None:
     """Refuse texts in the column of a class; columns of texts that are no class are left out."""
     if name := next((name for name in columns if name in without), None):
@@ -221,7 +238,7 @@ def _check_parts(
         if is_shared and 1 < len(values) < rows:
             raise InvalidUpload(
                 f"The {rows:,} rows have {len(values):,} values of {name!r:.100}. Where those of one value "
-                f"belong together, name the column `group`; else leave it out with ignore={name:.100}."
+                f"belong together, set group={name:.100}; else leave it out with ignore={name:.100}."
             )
 
 

@@ -26,10 +26,12 @@ class Declared:
 
     scores: str | None = None  # What the scores are, one of `boxcal.calibrators.scores.KINDS`
     label: str | None = None  # The column of the labels
+    group: str | None = None  # The column of the groups
     # The names of the columns of the classes, in the order of their indices
     classes: tuple[str, ...] | None = None
     ignore: tuple[str, ...] = ()  # Columns that are left out
     labels_as: str | None = None  # Whether numbers among the labels are the `index` or the `name` of a class
+    class_mix: str | None = None  # How the samples were drawn: `as_traffic` or `resampled`
 
 
 NOTHING = Declared()

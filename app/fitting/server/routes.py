@@ -77,6 +77,10 @@ FIELDS: dict[str, Any] = {
         "description": "What the scores are; default: as they are named, else logits.",
     },
     "label": {"type": "string", "default": "label", "description": "The column of the labels."},
+    "group": {
+        "type": "string",
+        "description": "The column of the groups; default: `group`, if there is one.",
+    },
     "ignore": {"type": "string", "description": "Columns of a table to leave out, separated by commas."},
     "labels_as": {
         "type": "string",

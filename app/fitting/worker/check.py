@@ -66,7 +66,7 @@ def check(task: CheckTask) -> Checked:
                     files, task.folder, Expected(classes, task.max_bytes, backbone.samples, fields.declared)
                 )
                 data = StoredSet(task.folder)
-    data.keep_class_mix(fields.class_mix)
+    data.keep_declared(fields.declared)
     if data.holds_images and backbone.inputs != "images":
         raise InvalidUpload(f"The file holds images, which {backbone.name} does not read; send its logits.")
     required_by = {task.methods[fields.method]: f"the method {fields.method!r}"}

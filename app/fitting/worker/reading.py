@@ -66,14 +66,12 @@ def fit_file(
     *,
     budget_seconds: float,
     declared: Declared = NOTHING,
-    class_mix: str | None = None,
 ) -> FittedCalibrator:
     """Fit a method to validation data and judge it on unseen folds; no diagram is drawn."""
     from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415 - the fits take long to load
 
     source = BackboneSource.of(settings)
-    data, _ = _read(path, folder, source, declared)
-    data.keep_class_mix(class_mix)
+    _read(path, folder, source, declared)
     task = FitTask(folder, source, method, budget_seconds=budget_seconds)
     return perform(task, progress, draws=False).fitted
 
@@ -122,4 +120,5 @@ def _read(
         declared=declared,
         inputs=ModelInputs.of(backbone) if backbone else None,
     )
+    data.keep_declared(declared)
     return data, backbone

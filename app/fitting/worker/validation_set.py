@@ -170,12 +170,17 @@ class StoredSet:
         said = {CLASS_MIX: path.read_text()} if path.exists() else {}
         return {name: np.array(values) for name, values in named.items() if values is not None} | said
 
-    def keep_class_mix(self, class_mix: str | None) -> None:
-        """Keep how the samples were drawn, for the fit."""
-        if class_mix == "resampled" and self.besides(SAMPLE_WEIGHT) is not None:
+    def keep_declared(self, declared: Declared) -> None:
+        """Keep how the samples were drawn, and refuse a column of groups where there is none to read."""
+        if declared.group is not None and self.besides(GROUPS) is None:
+            raise InvalidUpload(
+                f"group={declared.group:.100} names a column of a table, which the data are not. Arrays and "
+                "documents hold `groups`, one of each sample."
+            )
+        if declared.class_mix == "resampled" and self.besides(SAMPLE_WEIGHT) is not None:
             raise InvalidUpload(f"The {WEIGHED_TWICE}.")
-        if class_mix is not None:
-            (self.folder / CLASS_MIX).write_text(class_mix)
+        if declared.class_mix is not None:
+            (self.folder / CLASS_MIX).write_text(declared.class_mix)
 
 
 class ArrayWriter:

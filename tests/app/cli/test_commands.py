@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.special import logsumexp
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.registry.records import ActivatePolicy, BackboneIdentity, Decision, FittedCalibrator
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators import Calibrator, evaluate
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.data import check_validation_set
 from boxcal.models.digits_data import Digits
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
@@ -74,6 +76,38 @@ def test_samples_drawn_by_class_are_weighed_here_and_by_a_service(
     assert local["report"]["metrics"] == remote["report"]["metrics"]
     (warning,) = (one for one in local["report"]["warnings"] if one["code"] == "class_mix")
     assert warning["message"].startswith("weights make classes as frequent as the logits expect: class ")
+
+
+def test_samples_drawn_by_class_are_judged_as_requests(
+    boxcal: Boxcal, validation_file: Path, url: str
+) -> None:
+    """The NLL that the weights give, of which a test of the calibrators says what they are."""
+    arrays = np.load(validation_file)
+    checked = check_validation_set(arrays["logits"], arrays["labels"], class_mix="resampled")
+    own = logsumexp(checked.logits, axis=1) - checked.logits[np.arange(400), checked.labels]
+    expected = np.average(own, weights=checked.weights)
+    assert abs(expected - own.mean()) > 0.01
+    judged = boxcal("evaluate", validation_file, "--class-mix", "resampled", "--json").json
+    assert judged["metrics"]["nll"]["value"] == pytest.approx(expected)
+    table = boxcal("compare", validation_file, "--method", "ts", "--class-mix", "resampled", "--json").json
+    with BoxcalClient(url) as client:
+        served = client.compare(validation_file, methods=["ts"], class_mix="resampled")
+    for methods in (table["methods"], served["methods"]):
+        assert methods[0]["metrics"]["nll"]["value"] == pytest.approx(expected)
+
+
+def test_a_column_of_groups_can_be_named(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    logits, labels = overconfident(400)
+    patients = np.arange(400) // 8
+    table = pd.DataFrame(logits.astype(float), columns=list("0123456789")).assign(label=labels)
+    table.assign(patient_id=patients).to_csv(tmp_path / "scans.csv", index=False)
+    np.savez(tmp_path / "scans.npz", logits=logits.astype(float), labels=labels, groups=patients)
+    boxcal("evaluate", tmp_path / "scans.csv").refuses("belong together, set --group patient_id; else leave")
+    options = ("--method", "ts", "--json")
+    expected = boxcal("fit", tmp_path / "scans.npz", *options).json["report"]["metrics"]
+    named = ("fit", tmp_path / "scans.csv", "--group", "patient_id", *options)
+    for done in (boxcal(*named), boxcal(*named, "--url", url, "--activate", "never")):
+        assert done.json["report"]["metrics"] == expected
 
 
 def test_weights_cannot_be_given_twice(boxcal: Boxcal, validation_file: Path, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "`budget_seconds` = -1", {"json": {**GOOD, "budget_seconds": -1}}),
         (422, "`class_mix` = 'traffic'", {"json": {**GOOD, "class_mix": "traffic"}}),
         (422, "either `sample_weight` or class_mix=resampled", {"json": WEIGHED}),
+        (422, "group=patient names a column of a table", {"json": {**GOOD, "group": "patient"}}),
         *[(422, "wait", {"url": f"/fit?wait={one}", "json": GOOD}) for one in ("-1", "soon", "nan", "4000")],
     ],
 )  # fmt: skip

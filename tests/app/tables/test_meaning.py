@@ -384,7 +384,7 @@ def test_all_other_columns_are_named_at_once(tmp_path: Path) -> None:
         (
             "patient_id",
             range(7),
-            r"rows have 7 values of 'patient_id'.* name the column `group`; else leave it",
+            r"rows have 7 values of 'patient_id'.* together, set group=patient_id; else leave it",
         ),
         ("Patient ID", ["a", "b"], "2 values of 'Patient ID'"),
         ("user", ["a"], None),
@@ -524,6 +524,30 @@ def test_other_files_are_named_for_what_they_are(name: str, tmp_path: Path) -> N
 def test_the_column_of_labels_can_be_named(form: str, tmp_path: Path) -> None:
     body = TABLES[form](frame(ONE).rename(columns={"label": "target"}))
     assert_same(read(body, tmp_path, declared=Declared(label="target")), ONE)
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_the_column_of_groups_can_be_named(form: str, tmp_path: Path) -> None:
+    patients = np.arange(len(ONE.labels)) // 2
+    body = TABLES[form](frame(ONE).assign(**{"Patient ID ": patients, "group": 1.5}))
+    data = read(body, tmp_path, declared=Declared(group="Patient ID", ignore=("group",)))
+    assert_same(data, ONE)
+    pairs = set(zip(data.grouping["groups"].tolist(), patients.tolist(), strict=True))
+    assert len(pairs) == len(set(patients))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("patent", r"no column `patent` of groups; did you mean 'patient'\? Its columns are 'ape', 'bee', "),
+        ("bee", "`bee` is that of the labels, of a class or of a feature, not of groups"),
+        ("label", "`label` is that of the labels"),
+    ],
+)
+def test_a_column_that_holds_no_groups_is_refused(name: str, says: str, tmp_path: Path) -> None:
+    body = TABLES["csv"](frame(ONE).assign(patient=1))
+    with pytest.raises(InvalidUpload, match=says):
+        read(body, tmp_path, NAMES, Declared(group=name))
 
 
 def test_gzip_is_unpacked_within_the_limit(tmp_path: Path) -> None:
