@@ -385,7 +385,7 @@ def _error_rate(rows: RowStatistics, logits: NDArray[Any], labels: Labels) -> Da
     if is_associated(logits, labels) and not (excess and looks_random(logits, labels)):
         return None
     message = (
-        f"error rate {error:.0%}, where the logits themselves expect {1 - confidence:.0%}:"
+        f"error rate {error:.1%}, where the logits themselves expect {1 - confidence:.1%}:"
         " labels may not belong to these logits"
     )
     return DataWarning("error_rate", "serious", message, round(error * len(labels)))

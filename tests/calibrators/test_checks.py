@@ -139,6 +139,12 @@ def test_weak_models_are_told_from_wrong_labels(
     assert sum("error_rate" in found for found in moved) == 100
 
 
+def test_rates_of_rare_events_have_a_decimal() -> None:
+    logits, labels = np.tile([7.0, 0.0], (1000, 1)), (np.arange(1000) < 3).astype(np.int64)
+    (found,) = (one for one in warnings_of(logits, labels) if one.code == "error_rate")
+    assert found.message.startswith("error rate 0.3%, where the logits themselves expect 0.1%: ")
+
+
 @pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
 def test_the_share_of_unrelated_labels_is_estimated(share: float) -> None:
     logits, labels = drawn(5000, 20, temperature=2.0)

@@ -20,6 +20,7 @@ from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import TRAINING
+from boxcal.app.tables.labels import shown
 from boxcal.models import InvalidImage
 from boxcal.models.inputs.images import decode, image_format
 
@@ -42,18 +43,24 @@ def keep_images(
     total = sum(entry.file_size for entry in entries)
     if total > max_bytes:
         raise UploadTooLarge(f"The images unpack to {total:,} bytes; the limit is {max_bytes:,}.")
-    labels = []
+    labels: list[int] = []
+    refused: list[str] = []
     for entry in entries:
         label = PurePosixPath(entry.filename).parent.name
-        if label not in index_of:
-            known = ", ".join(repr(one) for one in list(classes)[:10])
-            where = f"in the folder {label!r:.200}, which is no" if label else "in no folder of a"
-            raise InvalidUpload(
-                f"{entry.filename!r:.200} is {where} class of the backbone; its {len(classes)} classes begin "
-                f"with {known}."
-            )
-        _check_image(archive, entry)
-        labels.append(index_of[label])
+        try:
+            if label not in index_of:
+                known = ", ".join(repr(one) for one in list(classes)[:10])
+                where = f"in the folder {label!r:.200}, which is no" if label else "in no folder of a"
+                raise InvalidUpload(
+                    f"{entry.filename!r:.200} is {where} class of the backbone; its {len(classes)} classes "
+                    f"begin with {known}."
+                )
+            _check_image(archive, entry)
+            labels.append(index_of[label])
+        except InvalidUpload as error:
+            refused.append(entry.filename if refused else str(error))
+    if refused:
+        raise InvalidUpload(_all_of(refused))
     names = [entry.filename for entry in entries]
     _check_parts(names)
     path = place.path.name if place.path.parent == folder else str(place.path.absolute())
@@ -79,16 +86,27 @@ def decoded_images(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the images of a set, decoded, `size` at a time."""
     batch: list[Any] = []
+    refused: list[str] = []
     for name, image in _images(folder):
         try:
             batch.append(decode(image, preprocessing=preprocessing, max_pixels=max_pixels))
         except InvalidImage as error:
-            raise ValueError(f"{name}: {error}") from error
-        if len(batch) == size:
+            refused.append(name if refused else f"{name}: {error}")
+        if refused:  # the rest is read to name all of these at once
+            batch.clear()
+        elif len(batch) == size:
             yield np.stack(batch)
             batch.clear()
+    if refused:
+        raise ValueError(_all_of(refused))
     if batch:
         yield np.stack(batch)
+
+
+def _all_of(refused: Sequence[str]) -> str:
+    """Say why the first of some files cannot be used, and name the others."""
+    why, *others = refused
+    return f"{why} Nor can {shown(others)} be used." if others else why
 
 
 def _images(folder: Path) -> Iterator[tuple[str, bytes]]:

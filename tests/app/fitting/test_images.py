@@ -64,6 +64,11 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
         ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
         ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),
         ({"7/x.txt": b"notes"}, 422, "'7/x.txt'"),
+        (
+            {f"{n}/notes.txt": b"notes" for n in range(7)} | {"ten/x.png": DIGITS.png(0)},
+            422,
+            "'0/notes.txt': .* Nor can '1/notes.txt', .*, '5/notes.txt' and 2 more be used",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
@@ -76,5 +81,12 @@ def test_what_cannot_be_used_is_refused_by_name(
 
 def test_a_damaged_image_is_named(tmp_path: Path) -> None:
     images = read_bytes(archive(**{"3/broken.png": DIGITS.png(0)[:40]}), tmp_path, 10**6)
-    with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged"):
+    with pytest.raises(ValueError, match=r"3/broken\.png: The PNG image of 40 bytes is damaged: [^.]*\.$"):
+        run_backbone(images, BACKBONE, 10**6, lambda *_: None)
+
+
+def test_all_damaged_images_are_named_at_once(tmp_path: Path) -> None:
+    broken = {f"3/{name}.png": DIGITS.png(0)[:40] for name in "abc"}
+    images = read_bytes(archive(**broken, **{"4/good.png": DIGITS.png(0)}), tmp_path, 10**6)
+    with pytest.raises(ValueError, match=r"3/a\.png: .* Nor can '3/b\.png', '3/c\.png' be used\.$"):
         run_backbone(images, BACKBONE, 10**6, lambda *_: None)
