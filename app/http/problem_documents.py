@@ -158,7 +158,7 @@ def complete(document: dict[str, Any]) -> None:
                     content[EVENTS] = {}
                 if answer["description"] == UNDESCRIBED:
                     model = content[JSON]["schema"]["$ref"].rpartition("/")[2]
-                    answer["description"] = schemas[model]["description"]
+                    answer["description"] = schemas[model].get("description", UNDESCRIBED)
 
 
 def require_key(operation: dict[str, Any], requirement: Requirement) -> None:

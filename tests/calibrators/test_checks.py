@@ -197,7 +197,7 @@ def test_a_warning_names_the_error_rate_the_class_or_the_number_of_rows() -> Non
     logits, labels = drawn()
     (warning,) = warnings_of(*shifted(logits, labels))
     error = np.mean(logits.argmax(axis=1) != (labels + 1) % 10)
-    assert warning.message.startswith(f"error rate {error:.0%}, where the logits themselves expect")
+    assert warning.message.startswith(f"error rate {error:.1%}, where the logits themselves expect")
     assert "labels may not belong to these logits" in warning.message
     (absent,) = warnings_of(*without_class(logits, labels))
     assert "class 3 has no sample among" in absent.message
