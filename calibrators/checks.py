@@ -274,8 +274,9 @@ def _other_kind(rows: RowStatistics, logits: NDArray[Any]) -> DataWarning | None
         return None
     if kind == SIGMOIDS:
         message = (
-            "all logits lie between 0 and 1 and the rows have different sums, as sigmoids of one-vs-rest"
-            " models: send their logits, log(p / (1 - p))"
+            "all logits lie between 0 and 1 and the rows have different sums: send the logits of sigmoids of"
+            " one-vs-rest models, log(p / (1 - p)), and cosines of a contrastive model times its scale, which"
+            " is 100 for CLIP"
         )
         return DataWarning("sigmoids", "serious", message, len(logits))
     message = (

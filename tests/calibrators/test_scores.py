@@ -66,6 +66,15 @@ def test_logits_and_sigmoids_are_no_probabilities(num_classes: int) -> None:
     assert [one.severity for one in found if one.code == "sigmoids"] == ["serious"]
 
 
+def test_cosines_are_told_to_be_scaled() -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 10
+    cosines = 0.2 + 0.02 * rng.normal(size=(200, 10)) + 0.03 * np.eye(10)[labels]
+    (found,) = (one for one in check_data(check_validation_set(cosines, labels)) if one.code == "sigmoids")
+    assert "cosines of a contrastive model times its scale, which is 100 for CLIP" in found.message
+    assert check_data(check_validation_set(100 * cosines, labels)) == []
+
+
 def test_real_logits_are_not_taken_for_something_else() -> None:
     """2,000 sets of logits of few rows and classes, of every size and offset."""
     rng = np.random.default_rng(0)

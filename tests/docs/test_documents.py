@@ -111,6 +111,18 @@ def test_every_option_is_in_the_table_of_options() -> None:
     assert not {name for name in Options.model_fields if f"| `{name}` |" not in text}
 
 
+def test_every_warning_is_in_the_table_of_checks() -> None:
+    sources = [
+        *(ROOT / "calibrators").rglob("*.py"),
+        ROOT / "app" / "fitting" / "worker" / "validation_set.py",
+    ]
+    made = re.compile(r'DataWarning\(\s*"(\w+)"|found\.append\(\("(\w+)"')
+    codes = {code for path in sources for pair in made.findall(path.read_text()) for code in pair if code}
+    assert len(codes) >= 22
+    text = (ROOT / "docs" / "checks.md").read_text()
+    assert not {code for code in codes if f"| `{code}` |" not in text}
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     build = [sys.executable, "-W", "error", "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     # Otherwise mkdocs-material prints an advertisement that contains the word "warning".
