@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
-from boxcal.app.cli.output import Advance, UsageError, messages, naming, progress_bar
+from boxcal.app.cli.output import Advance, UsageError, escape, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.cli.validation import saved_calibrator, unpacked
 from boxcal.app.fitting.backbones import BackboneSource
@@ -127,7 +127,19 @@ class RowFile:
             self._numbers = () if self._columns.is_list or self.has_samples else self._columns.names
             if declared.scores is None and self._columns.kind == LOGITS:
                 self._check_kind()
-        self._kept = [name for name in names if name not in {*self._names, label, *COLUMNS}]
+        ignored = set(COLUMNS) & set(declared.ignore)  # others that are ignored are no scores, but kept
+        self._kept = [name for name in names if name not in {*self._names, label, *ignored}]
+        self._check_kept()
+
+    def _check_kept(self) -> None:
+        """Refuse columns that the output cannot have beside its own or each other."""
+        if taken := next((name for name in self._kept if name in COLUMNS), None):
+            raise InvalidUpload(
+                f"The table has a column {taken!r}, and the output has its own of this name. Leave it out "
+                f"with ignore={taken}, or rename it."
+            )
+        if repeated := next((name for name, count in Counter(self._kept).items() if count > 1), None):
+            raise InvalidUpload(f"The table has several columns {repeated!r:.100}; rename all but one.")
 
     def _check_kind(self) -> None:
         """Refuse columns of logits that look like something else, by the first rows."""
@@ -277,7 +289,8 @@ def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: R
     def tasks() -> Iterator[Task]:
         for first in range(0, len(names), IMAGES):
             chosen = names[first : first + IMAGES]
-            yield Task(len(chosen), partial(scores, chosen), {"path": chosen})
+            shown = [os.fsencode(name).decode(errors="backslashreplace") for name in chosen]
+            yield Task(len(chosen), partial(scores, chosen), {"path": shown})
 
     return Source(len(names), IMAGES, 8, tasks(), digest)
 
@@ -296,7 +309,7 @@ def _sizes_of(folder: Path, names: Iterable[str]) -> tuple[dict[str, int], str]:
     digest, sizes = hashlib.sha256(), {}
     for name in names:
         found = os.stat(f"{folder}/{name}")  # noqa: PTH116 - a `Path` of each takes twice as long
-        digest.update(f"{name} {found.st_size} {found.st_mtime_ns}\n".encode())
+        digest.update(os.fsencode(f"{name} {found.st_size} {found.st_mtime_ns}\n"))
         sizes[name] = found.st_size
     return sizes, digest.hexdigest()
 
@@ -304,6 +317,8 @@ def _sizes_of(folder: Path, names: Iterable[str]) -> tuple[dict[str, int], str]:
 AHEAD = 2
 """Tasks for each thread that wait, so that none is idle while results are written."""
 UNFINISHED = "output.unfinished"
+NOTE = "run.json"
+"""What a folder of parts belongs to; one without it is not ours."""
 CSV, FORMATS = ".csv", (".parquet", ".csv", "")
 """The endings of an output; one without any is Parquet."""
 REPEATED = ["label", "index"]
@@ -325,8 +340,8 @@ def run(
 
     Returns the number of rows.
     """
-    if output.suffix not in FORMATS:
-        raise UsageError(f"--output writes .parquet or .csv, which {output.name} is not")
+    folder = output.with_name(output.name + ".parts")
+    _check_output(source, output, folder)
     found = Loaded.of(source, calibrator, declared)
     backbone, loaded = found.backbone, found.calibrator
     bounds = bounds_of(lower, upper, backbone.labels)
@@ -341,7 +356,6 @@ def run(
         "declared": asdict(declared),
         "part": [opened.size, opened.per_part],
     }
-    folder = output.with_name(output.name + ".parts")
     _prepare(folder, json.dumps(identity, sort_keys=True))
     answers = _Answers(loaded, bounds, backbone.labels)
     with naming(source), progress_bar("predicting") as advance, ExitStack() as stack:
@@ -353,8 +367,23 @@ def run(
         raise UsageError(f"{source} has no images or rows")
     (folder / UNFINISHED).replace(output)
     shutil.rmtree(folder)
-    messages().print(f"saved {output}", soft_wrap=True, markup=False)
+    messages().print(f"saved {escape(str(output))}", soft_wrap=True)
     return count
+
+
+def _check_output(source: Path, output: Path, folder: Path) -> None:
+    """Refuse, before any work, an output that cannot be written or would replace files of others."""
+    if output.suffix not in FORMATS:
+        raise UsageError(f"--output writes .parquet or .csv, which {output.name} is not")
+    if output.is_dir():
+        raise UsageError(f"--output {output} is a folder; name a file, such as {output / 'out.parquet'}")
+    if output.exists() and source.exists() and output.samefile(source):
+        raise UsageError(f"--output {output} is the source itself; name another file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / NOTE).exists():
+        raise UsageError(
+            f"{folder}, where the parts of the output are kept until it is whole, holds other files; move it "
+            "away, or name another --output"
+        )
 
 
 def _model(backbone: Backbone, calibrator: ArrayCalibrator) -> Any:
@@ -380,9 +409,10 @@ def _results(source: Source, folder: Path, answers: _Answers, pool: ThreadPoolEx
         rows, future = waiting.popleft()
         return rows, None if future is None else future.result()
 
-    first = 0
+    first, done = 0, False
     for position, task in enumerate(source.tasks):
-        done = _part(folder, position // source.per_part).exists()
+        if position % source.per_part == 0:
+            done = _is_whole(_part(folder, position // source.per_part))
         waiting.append((task.rows, None if done else pool.submit(answers, task, first)))
         first += task.rows
         if len(waiting) > AHEAD * usable_cores():
@@ -462,12 +492,32 @@ def _flat(table: pa.Table, labels: Sequence[str]) -> pa.Table:
             raise UsageError(f"the column {name!r:.100} holds lists or objects; write a .parquet file")
         else:
             is_coded = pa.types.is_dictionary(column.type)
-            columns[name] = column.cast(column.type.value_type) if is_coded else column
+            columns[name] = _as_text(name, column.cast(column.type.value_type) if is_coded else column)
     return pa.table(columns)
+
+
+def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Turn the types that are written to no CSV as they are into text; other columns stay."""
+    if not any(one in str(column.type) for one in ("binary", "view", "interval")):
+        return column
+    try:
+        return column.cast(pa.string())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        message = f"the column {name!r:.100} ({column.type}) is no text; write a .parquet file"
+        raise UsageError(message) from None
 
 
 def _part(folder: Path, number: int) -> Path:
     return folder / f"{number}.arrow"
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an earlier run has written a part; what a crash of the machine has left of one is none."""
+    try:
+        ipc.open_file(pa.memory_map(str(path))).read_all().validate()
+    except (OSError, pa.ArrowException):
+        return False
+    return True
 
 
 def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
@@ -484,7 +534,7 @@ def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
 
 def _prepare(folder: Path, identity: str) -> None:
     """Keep the parts of an earlier run with the same identity, and remove others."""
-    note = folder / "run.json"
+    note = folder / NOTE
     if folder.exists() and (not note.exists() or note.read_text() != identity):
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def test_scores_are_read_as_fits_read_them(kind: str, tmp_path: Path) -> None:
 
 
 def test_other_columns_are_kept(tmp_path: Path) -> None:
-    """Of every type; of CSV as they are written. Not the true label, nor what the output has itself."""
+    """Of every type; of CSV as they are written. Not the true label, nor what is left out for its own."""
     ids = [f"{n:03d}" for n in range(50)]
     sites = [pa.array(["rome", "oslo"] * 10), pa.array(["oslo", "bern", "rome"] * 10)]
     own = {
@@ -115,7 +116,7 @@ def test_other_columns_are_kept(tmp_path: Path) -> None:
     with pa.ipc.new_stream(tmp_path / "in.arrow", table.schema) as stream:
         stream.write_table(table)
     for name in ("in.parquet", "in.arrow"):
-        found = run(tmp_path / name, out)
+        found = run(tmp_path / name, out, declared=Declared(ignore=("index",)))
         assert list(found) == [*own, "label", "index", "probability", "probabilities"]
         assert found["index"] == LOGITS.argmax(axis=1).tolist()
         assert {name: found[name] for name in own} == table.select(list(own)).to_pydict()
@@ -162,6 +163,48 @@ def test_what_no_csv_can_hold_is_refused(tmp_path: Path) -> None:
             write(tmp_path / "in.parquet", tmp_path / "out.csv")
     with pytest.raises(UsageError, match=r"writes .parquet or .csv, which out.json is not"):
         write(tmp_path / "in.parquet", tmp_path / "out.json")
+
+    data = pa.array([b"\xff"] * 50)
+    pq.write_table(pa.table({"raw": data, "logits": list(LOGITS)}), tmp_path / "in.parquet")
+    with pytest.raises(UsageError, match=r"the column 'raw' \(binary\) is no text; write a .parquet file"):
+        write(tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert run(tmp_path / "in.parquet", tmp_path / "out.parquet")["raw"] == [b"\xff"] * 50
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("index", {}, "'index', and the output has its own of this name. Leave it out with --ignore index"),
+        ("probability", {}, "has a column 'probability', and the output"),
+        ("label", {"label": "truth"}, "has a column 'label', and the output"),
+        ("truth", {"ignore": ("truth",)}, "has several columns 'truth'; rename all but one"),
+    ],
+)
+def test_a_column_that_the_output_cannot_have_is_refused(
+    name: str, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    columns = [("truth", ["x"] * 50), (name, ["y"] * 50), ("logits", list(LOGITS))]
+    pq.write_table(
+        pa.table([pa.array(one) for _, one in columns], [one for one, _ in columns]), tmp_path / "in"
+    )
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path / "in", tmp_path / "out.parquet", declared=Declared(**options))
+
+
+def test_an_output_replaces_nothing_of_others(tmp_path: Path) -> None:
+    given, others = source(tmp_path), tmp_path / "out.parquet.parts"
+    (tmp_path / "folder.csv").mkdir()
+    others.mkdir()
+    (others / "thesis.txt").write_text("mine")
+    content = given.read_bytes()
+    for name, says in (
+        ("out.parquet", "out.parquet.parts, where the parts of the output are kept .* holds other files"),
+        ("../" + tmp_path.name + "/in.parquet", "in.parquet is the source itself; name another file"),
+        ("folder.csv", r"folder.csv is a folder; name a file, such as .*folder.csv/out.parquet"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            run(given, tmp_path / name)
+    assert ((others / "thesis.txt").read_text(), given.read_bytes()) == ("mine", content)
 
 
 def test_one_score_of_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +281,13 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     computed.clear()
     run(given, output)
     assert sorted(computed) == [20, 25, 30, 35, 40, 45]
+    stopped.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run(given, output)
+    (output.with_name("out.parquet.parts") / "0.arrow").write_bytes(b"")  # as after a crash of the machine
+    computed.clear()
+    run(given, output)
+    assert sorted(computed) == list(range(0, 50, 5))
     run(given, tmp_path / "whole.parquet")
     assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
     computed.clear()
@@ -253,11 +303,12 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     images = tmp_path / "images"
     levels = load_digits_split().test.levels[:10]
     for number, one in enumerate(levels):
-        path = images / str(number % 2) / f"{number}.png"
+        path = images / str(number % 2) / os.fsdecode(b"\xff %d.png" % number)  # no UTF-8
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((one[0] * 255 / 16).astype(np.uint8)).save(path)
     found = run(images, tmp_path / "out.parquet")
-    order = [int(Path(path).stem) for path in found["path"]]
+    assert found["path"][0] == r"0/\xff 0.png"
+    order = [int(Path(path).stem.split()[1]) for path in found["path"]]
     expected = softmax(load_backbone("digits", device="cpu")(levels).astype(np.float64), axis=1)
     np.testing.assert_allclose(found["probabilities"], expected[order], atol=1e-5)
 
