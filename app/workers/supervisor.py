@@ -6,6 +6,7 @@ none of them: whichever serves next accepts them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -17,6 +18,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from logging.config import dictConfig
 from pathlib import Path
@@ -190,8 +192,12 @@ class Supervisor:
 def open_listener(settings: Settings) -> socket.socket:
     """Open the socket that all processes accept from."""
     if settings.uds is not None:
+        if settings.uds.is_socket():
+            settings.uds.unlink(missing_ok=True)
+        elif settings.uds.exists():
+            reason = "is no socket; move it away, or name another path in BOXCAL_HOST"
+            raise FileExistsError(errno.EEXIST, reason, str(settings.uds))
         opened = socket.socket(socket.AF_UNIX)
-        settings.uds.unlink(missing_ok=True)
         opened.bind(str(settings.uds))
         settings.uds.chmod(0o666)
     else:
@@ -201,6 +207,19 @@ def open_listener(settings: Settings) -> socket.socket:
         opened.bind((settings.address, settings.port))
     opened.listen(BACKLOG)
     return opened
+
+
+def identity(path: Path) -> tuple[int, int, int]:
+    """Tell a socket from the one of a successor; the time is needed, as numbers of files are used again."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_ctime_ns
+
+
+def remove(path: Path, own: tuple[int, int, int] | None) -> None:
+    """Remove a socket, unless a successor has put its own there."""
+    with suppress(FileNotFoundError):
+        if identity(path) == own:
+            path.unlink()
 
 
 def environment(settings: Settings) -> dict[str, str]:
@@ -219,6 +238,7 @@ def supervise(settings: Settings) -> None:
     dictConfig(log_config(settings))
     folder = Path(tempfile.mkdtemp(prefix="boxcal-workers-"))
     listener = open_listener(settings)
+    own = None if settings.uds is None else identity(settings.uds)
     child_environment = environment(settings)
 
     def spawn(index: int, row: int) -> Process:
@@ -245,6 +265,6 @@ def supervise(settings: Settings) -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if settings.uds is not None:
-            settings.uds.unlink(missing_ok=True)
+            remove(settings.uds, own)
     if supervisor.status:
         sys.exit(supervisor.status)

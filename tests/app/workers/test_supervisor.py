@@ -248,6 +248,26 @@ def test_options_reach_the_processes(tmp_path: Path) -> None:
         assert opened.getsockname() == str(tmp_path / "socket")
 
 
+def test_only_a_socket_is_replaced_and_only_the_own_one_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    settings = Settings(host=f"unix:{path}")
+    path.write_text("notes")
+    with pytest.raises(
+        FileExistsError, match="is no socket; move it away, or name another path in BOXCAL_HOST"
+    ):
+        workers.open_listener(settings)
+    assert path.read_text() == "notes"
+    path.unlink()
+    with workers.open_listener(settings):
+        own = workers.identity(path)
+    with workers.open_listener(settings):
+        workers.remove(path, own)
+        assert path.is_socket()
+        workers.remove(path, workers.identity(path))
+        assert not path.exists()
+        workers.remove(path, own)
+
+
 PROGRAM = """
 import os
 from boxcal.app.workers.table import take_share_of_cores
