@@ -203,15 +203,18 @@ def _seconds(times: Any) -> Array:
     """Turn times (N,), numbers or dates in ISO 8601, into numbers."""
     array = np.asarray(times)
     if array.dtype.kind == "M":
-        array = array.astype("datetime64[us]").astype(np.float64) / 1e6
+        seconds = array.astype("datetime64[us]").astype(np.float64) / 1e6
+        array = np.where(np.isnat(array), np.nan, seconds)  # a missing time becomes a number otherwise
     found = np.empty(len(array))
     for row, cell in enumerate(array.tolist()):
         if _is_missing(cell):
             raise InvalidUpload(f"{TIME}[{row}] is missing.")
         try:
             found[row] = float(cell)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             found[row] = _date(cell, row)
+        if not np.isfinite(found[row]):
+            raise InvalidUpload(f"{TIME}[{row}] is {cell!r:.100}; a time must be finite.")
     return found
 
 

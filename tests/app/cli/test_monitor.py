@@ -189,6 +189,12 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
             {"logits": [[0.0, 9.0]], "label": [0], "time": ["noon"]},
             "time[0] is 'noon', no number and no date",
         ),
+        (
+            {"logits": [[0.0, 9.0]] * 2, "label": [0, 0], "time": np.array(["2026-01-01", "NaT"], "M8[s]")},
+            "time[1] is missing",
+        ),
+        ({"logits": [[0.0, 9.0]], "label": [0], "time": ["nan"]}, "time[0] is 'nan'; a time must be finite"),
+        ({"logits": [[0.0, 9.0]], "label": [0], "time": [np.inf]}, "time[0] is inf; a time must be finite"),
     ],
 )
 def test_what_is_no_log_is_refused(
