@@ -27,6 +27,7 @@ from boxcal.app.cli.output import (
     escape,
     failure_of,
     messages,
+    printable,
     screen,
     write_json,
 )
@@ -274,5 +275,5 @@ def main() -> None:
             raise
         message, code = failure
         if message:  # empty if help was shown
-            typer.echo(f"boxcal: error: {message}", err=True)
+            typer.echo(f"boxcal: error: {printable(message)}", err=True)
     sys.exit(code)

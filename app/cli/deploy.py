@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from boxcal.app.cli.output import UsageError, screen
+from boxcal.app.cli.output import UsageError, escape, screen
 
 if TYPE_CHECKING:
     import httpx
@@ -50,7 +50,7 @@ def deploy(
     except ValueError as error:
         raise UsageError(str(error)) from error
     if check:
-        screen().print(f"{file} is valid.")
+        screen().print(f"{escape(str(file))} is valid.", soft_wrap=True)
         return
     token = os.environ.get("RAY_AUTH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -63,7 +63,7 @@ def deploy(
             wait(client, names, timeout)
     except httpx.HTTPError as error:
         raise UnreachableError(f"the cluster at {address} does not answer: {error}") from error
-    screen().print(f"{', '.join(names)}: every replica runs.")
+    screen().print(f"{escape(', '.join(names))}: every replica runs.", soft_wrap=True)
 
 
 def wait(client: httpx.Client, names: list[str], timeout: float) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from boxcal.app.cli.options import Json
-from boxcal.app.cli.output import UsageError, messages, naming, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, escape, messages, naming, plain_table, screen, write_json
 from boxcal.app.cli.validation import unpacked
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def feedback(
         table.add_row(name, str(count))
     screen().print(table)
     for problem in [problem for part in parts for problem in part.problems][:5]:
-        messages().print(problem.detail, markup=False)
+        messages().print(escape(problem.detail))
 
 
 def _parts(path: Path) -> Iterator[list[Any]]:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from boxcal.app.cli.options import Json
-from boxcal.app.cli.output import UsageError, messages, plain_table, screen, write_json
+from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.http.scopes import Scope
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from boxcal.app.registry.audit import Caller
 
 LONGEST_NAME = 128
+LONGEST_DAYS = 36_500
+MOST = 2**31 - 1
+"""The largest number of a column of the registry."""
 
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys in the registry.")
 
@@ -36,15 +41,20 @@ def create(
         typer.Option(help="What the key permits; can be repeated. `admin` permits everything."),
     ],
     expires_days: Annotated[
-        float | None, typer.Option(min=0, help="Days until the key expires.", show_default=False)
+        float | None,
+        typer.Option(min=0, max=LONGEST_DAYS, help="Days until the key expires.", show_default=False),
     ] = None,
     per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Requests per minute to each replica.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=MOST, help="Requests per minute to each replica.", show_default=False),
     ] = None,
     concurrency: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Requests in progress at the same time in each replica.", show_default=False
+            min=1,
+            max=MOST,
+            help="Requests in progress at the same time in each replica.",
+            show_default=False,
         ),
     ] = None,
     output: Annotated[
@@ -62,10 +72,11 @@ def create(
     if not 1 <= len(name) <= LONGEST_NAME:
         raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
     if output is not None and output.exists():
-        messages().print(f"{output} exists; no key was created.", soft_wrap=True)
+        messages().print(f"{escape(str(output))} exists; no key was created.", soft_wrap=True)
         return
     with _store() as store:
-        record, key = store.create(
+        new = partial(
+            store.create,
             name,
             set(scope),
             _caller(),
@@ -73,12 +84,12 @@ def create(
             per_minute=per_minute,
             concurrency=concurrency,
         )
-    if output is not None:
-        _write(output, key)
+        record, key = new() if output is None else _in_file(output, new, store)
     if as_json:
         write_json(_document(record) | ({} if output is not None else {"key": key}))
     elif output is not None:
-        messages().print(f"The API key {record.id} ({name}) is in {output}.", soft_wrap=True)
+        said = f"The API key {record.id} ({escape(name)}) is in {escape(str(output))}."
+        messages().print(said, soft_wrap=True)
     else:
         messages().print("The key cannot be shown again:")
         print(key)  # noqa: T201 - alone on stdout, so that a script can read it
@@ -97,7 +108,7 @@ def show(*, as_json: Json = False) -> None:
         used = record.last_used_at
         table.add_row(
             record.id,
-            record.name,
+            escape(record.name),
             " ".join(sorted(record.scopes)),
             _limits(record),
             _state(record),
@@ -114,14 +125,25 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the k
     messages().print(f"The API key {key_id} is revoked.")
 
 
-def _write(path: Path, key: str) -> None:
-    """Write a file that only the owner may read: whole, or not at all."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
+def _in_file(
+    path: Path, create: Callable[[], tuple[KeyRecord, str]], store: KeyStore
+) -> tuple[KeyRecord, str]:
+    """Create a key in a file that only the owner may read: whole, or not at all."""
+    new, record = path.with_name(f"{path.name}.{os.getpid()}"), None
+    # Opened before there is a key: from the first key on, even a revoked one, a service refuses requests.
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(f"{key}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+        try:
+            record, key = create()
+            file.write(f"{key}\n")
+            file.flush()
+            os.fsync(file.fileno())
+            new.replace(path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            if record is not None:
+                store.revoke(record.id, _caller())
+            raise
+    return record, key
 
 
 def _store() -> closing[KeyStore]:

@@ -46,9 +46,14 @@ def messages() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def printable(text: str) -> str:
+    """Write what a terminal would obey as Python does in a literal."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
 def escape(text: str) -> str:
     """Show a text as it is: neither markup in it nor what a terminal would obey has an effect."""
-    shown = "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+    shown = printable(text)
     if "[" not in shown and not shown.endswith("\\"):
         return shown
     from rich import markup
@@ -179,6 +184,7 @@ def _kinds() -> list[tuple[type[Exception], int]]:
         ("boxcal.app.client.errors", "TransportError", UNAVAILABLE),
         ("boxcal.app.client.errors", "InvalidRequestError", MISUSED),
         ("boxcal.app.client.errors", "InvalidUrlError", MISUSED),
+        ("boxcal.app.client.errors", "InvalidKeyError", MISUSED),
         ("boxcal.app.client.errors", "ClientError", FAILED),
         ("boxcal.app.http.problems", "BoxcalError", MISUSED),
         ("boxcal.calibrators.errors", "CalibrationError", MISUSED),

@@ -24,7 +24,13 @@ from httpx_sse import SSEError, aconnect_sse, connect_sse
 from pydantic import ValidationError
 
 from boxcal.app.client import calls
-from boxcal.app.client.errors import AnswerTimeoutError, ClientError, FitNotSucceededError, InvalidUrlError
+from boxcal.app.client.errors import (
+    AnswerTimeoutError,
+    ClientError,
+    FitNotSucceededError,
+    InvalidKeyError,
+    InvalidUrlError,
+)
 from boxcal.app.client.exchange import Call, RetryPolicy, attempts, parsed, transport_error
 from boxcal.app.schemas.fits import Fit
 from boxcal.app.schemas.service import Health
@@ -58,7 +64,10 @@ class ClientBase:
         if parsed_url.scheme not in ("http", "https") or not parsed_url.host:
             raise InvalidUrlError(f"{self.url!r} is not the URL of a service, such as {DEFAULT_URL}")
         self.url = self.url.rstrip("/")
-        key = self.api_key or os.environ.get("BOXCAL_API_KEY", "")
+        # Files of secrets end with a line break, which no header may have.
+        key = (self.api_key or "").strip() or os.environ.get("BOXCAL_API_KEY", "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise InvalidKeyError("the API key has characters that are not printable ASCII; is it complete?")
         self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(self.headers or {})}
         self._policy = self.retries or RetryPolicy()
         self._model = {} if model is None else {"model": model}
@@ -211,6 +220,8 @@ class BoxcalClient(ClientBase):
     ------
     InvalidUrlError
         `url` is not an http or https URL.
+    InvalidKeyError
+        The API key has characters that are not printable ASCII.
 
     Examples
     --------

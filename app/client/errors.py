@@ -2,6 +2,7 @@
 
 ClientError
   x InvalidUrlError           the service's address is not a URL; also a ValueError
+  x InvalidKeyError           the API key has characters that no key has; also a ValueError
   x TransportError            no usable response
     + UnreachableError        no connection; nothing was sent
     + ConnectionLostError     the connection closed before the response was complete
@@ -33,6 +34,7 @@ __all__ = [
     "ConnectionLostError",
     "FitNotSucceededError",
     "ForbiddenError",
+    "InvalidKeyError",
     "InvalidRequestError",
     "InvalidUrlError",
     "NotFoundError",
@@ -53,6 +55,10 @@ class ClientError(Exception):
 
 class InvalidUrlError(ClientError, ValueError):
     """The service's address is not an http or https URL."""
+
+
+class InvalidKeyError(ClientError, ValueError):
+    """The API key has characters that no key has; the message does not quote it."""
 
 
 class TransportError(ClientError):

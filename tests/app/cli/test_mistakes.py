@@ -1,5 +1,6 @@
 """What users get wrong: one clear line on stderr, nothing on stdout, the exit code of its kind."""
 
+import errno
 import os
 import pty
 import signal
@@ -115,6 +116,65 @@ def test_the_demo_asks_the_service_of_its_environment(monkeypatch: pytest.Monkey
     assert address() == "http://127.0.0.1:81"
     monkeypatch.setenv("BOXCAL_URL", "http://far:9")
     assert address() == "http://far:9"
+
+
+KEY = ("keys", "create", "web", "--scope", "admin")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--output", "nowhere/key"), "No such file or directory"),
+        (("--expires-days", "1e300"), "'--expires-days': Input should be less than or equal to 36500"),
+        (("--expires-days", "nan"), "Input should be less than or equal to 36500"),
+        (("--per-minute", "9" * 20), "Input should be less than or equal to 2147483647"),
+        (("--concurrency", "9" * 20), "Input should be less than or equal to 2147483647"),
+    ],
+)
+def test_a_mistake_creates_no_key(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BOXCAL_DATA_DIR", "data")
+    assert says in refused(boxcal, 2, *KEY, *arguments)
+    assert boxcal("keys", "list", "--json").json == []
+
+
+def test_a_key_that_cannot_be_written_is_revoked(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BOXCAL_DATA_DIR", "data")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("boxcal.app.cli.keys.os.fsync", full)
+        assert "No space left on device" in refused(boxcal, 2, *KEY, "--output", "key")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    (key,) = boxcal("keys", "list", "--json").json
+    assert key["revoked_at"] is not None
+
+
+def test_names_are_shown_as_they_are(boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BOXCAL_DATA_DIR", "data")
+    name, file = "x[/foo]\x1b[2J", "[b].key"
+    made = boxcal("keys", "create", name, "--scope", "read", "--output", file)
+    assert made.stderr.endswith("(x[/foo]\\x1b[2J) is in [b].key.\n")
+    assert "[b].key exists; no key was created." in boxcal(*KEY, "--output", file).stderr
+    assert " x[/foo]\\x1b[2J " in boxcal("keys", "list").stdout
+    assert "'\\x1b'" in refused(boxcal, 2, "\x1b")
+
+
+@pytest.mark.parametrize("key", ["sec\nret", "geh\u00e4im"])
+def test_a_key_that_no_header_can_hold_is_not_shown(
+    boxcal: Boxcal, image: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("BOXCAL_API_KEY", key)
+    said = refused(boxcal, 2, "predict", image, "--url", "http://127.0.0.1:1")
+    assert said == ("boxcal: error: the API key has characters that are not printable ASCII; is it complete?")
 
 
 def test_a_fit_that_fails_is_work_that_failed(

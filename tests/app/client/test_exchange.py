@@ -103,6 +103,16 @@ def test_the_refusals_that_are_retried_are_those_of_the_service() -> None:
     assert types == REFUSED_BEFORE_WORK
 
 
+@pytest.mark.parametrize(("key", "sent"), [("abc\n", "Bearer abc"), (" \n", None)])
+def test_a_key_is_sent_without_the_line_break_of_its_file(
+    key: str, sent: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BOXCAL_API_KEY", raising=False)
+    assert BoxcalClient(api_key=key)._headers.get("Authorization") == sent
+    monkeypatch.setenv("BOXCAL_API_KEY", key)
+    assert BoxcalClient()._headers.get("Authorization") == sent
+
+
 def test_the_number_of_retries_is_limited(ask: Ask) -> None:
     with scripted(fit=[refusal()]) as script, pytest.raises(UnavailableError, match="1024 samples wait"):
         ask(script.url, "fit", b"npz", retries=QUICK)
