@@ -317,16 +317,32 @@ class FeedbackLog:
         return unpack(_packed([row.logits for row in rows])), np.array([row.latest_label for row in rows])
 
     def newest(self, connection: Connection, version: int, count: int) -> NDArray[np.float64]:
-        """Read the logits (n, K) of a version's predictions, at most `count`, among the newest ones."""
+        """Read the logits (n, K) of the newest `count` predictions of a version, or of all that are kept.
+
+        Blocks are read page by page, the newest first: at low traffic a block has a single prediction.
+        """
         blocks = feedback_blocks.c
-        newest = select(blocks.seq, blocks.row_count).where(self._is_block).order_by(blocks.seq.desc())
-        found = connection.execute(newest.limit(BLOCKS_PER_PAGE)).all()
-        if not found:
-            return np.empty((0, 0))
-        ends = np.cumsum([row.row_count for row in found])
-        first = found[min(int(np.searchsorted(ends, count)), len(found) - 1)]
-        made, _ = self._predictions(connection, first.seq - first.row_count, int(ends[-1]))
-        return unpack(made["logits"][made["version"] == version][-count:])
+        newest = select(blocks.seq, blocks.versions).where(self._is_block).order_by(blocks.seq.desc())
+        page = connection.execute(newest.limit(BLOCKS_PER_PAGE)).all()
+        parts: list[Array] = []
+        missing = count
+        while missing > 0 and page:
+            chosen: dict[int, Array] = {}  # places in blocks, by the number of the block
+            rows = last = 0
+            for block in page:
+                places, last = np.flatnonzero(np.frombuffer(block.versions, np.int32) == version), block.seq
+                if len(places):
+                    chosen[last] = places[-missing:]
+                    missing -= len(places)
+                    rows += len(block.versions) // 4
+                if missing <= 0 or rows >= count:  # what is read at once stays small
+                    break
+            wanted = select(blocks.seq, blocks.row_count, blocks.logits).order_by(blocks.seq.desc())
+            for row in connection.execute(wanted.where(self._is_block, blocks.seq.in_(chosen))):
+                packed = np.frombuffer(row.logits, np.int16).reshape(row.row_count, -1)
+                parts.append(packed[chosen[row.seq]])
+            page = connection.execute(newest.where(blocks.seq < last).limit(BLOCKS_PER_PAGE)).all()
+        return unpack(np.concatenate(parts[::-1])) if parts else np.empty((0, 0))
 
     def sources(self, connection: Connection) -> dict[str, int]:
         """Count the labels kept by their source, the most frequent ones."""

@@ -268,6 +268,20 @@ def test_what_is_copied_to_a_label_is_what_was_predicted(data_dir: Path) -> None
     registry.close()
 
 
+def test_the_newest_predictions_of_a_version_are_found_behind_many_small_blocks(data_dir: Path) -> None:
+    registry, log = opened(data_dir, 5000)
+    blocks = [PredictionBlock(3, 1) for _ in range(3000)]
+    for number, block in enumerate(blocks):
+        block.add(1 if number < 1200 else 2, np.array([[0.0, number, 0.0]]), 10.0)
+    log.write(blocks, [])
+    with registry.database.read() as connection:
+        for version, count, expected in ((1, 1000, range(200, 1200)), (1, 5000, range(1200)), (3, 1, ())):
+            found = log.newest(connection, version, count)
+            assert found.shape == ((len(expected), 3) if expected else (0, 0))
+            assert found[:, 1:2].ravel().tolist() == pytest.approx(list(expected), rel=1e-3)
+    registry.close()
+
+
 def test_a_page_of_the_log_ends_where_both_kinds_of_entries_are_known(data_dir: Path) -> None:
     registry, log = opened(data_dir)
     for _ in range(5):
