@@ -205,14 +205,19 @@ class Monitor:
                 rows = max(1, NUMBERS_PER_STEP // len(self.classes))
                 labels = min(LABELS_PER_STEP, rows)
                 entries, more = self.log.after(connection, fold.seq, labels, rows)
-                for version in fold.loop.earlier_versions:
-                    try:
-                        self.activator.load(version)
-                    except UnusableCalibrator:
-                        fold.loop.forget(version)
+                self._forget_unusable(fold, connection)
                 if decisions := fold.fold(entries):
                     self.events.add(connection, decisions)
             return more
+
+    def _forget_unusable(self, fold: MonitorFold, connection: Connection) -> None:
+        """End the comparisons with versions that were pruned, and record it."""
+        challenger = fold.loop.challenger
+        for version in [*fold.loop.earlier_versions, *([] if challenger is None else [challenger])]:
+            try:
+                self.activator.load(version)
+            except UnusableCalibrator:
+                self.events.add(connection, fold.loop.forget(version))
 
     def change(self, work: Callable[[MonitorFold, Connection], Result]) -> Result:
         """Change the state in a transaction of its own; returns what `work` returns."""
@@ -220,6 +225,10 @@ class Monitor:
             if found is None:  # `wait` means that the lock was got
                 raise AssertionError("the monitor is not locked")
             return work(*found)
+
+    def forget(self, version: int) -> None:
+        """End the comparison with a version that was pruned, and record it."""
+        self.change(lambda fold, connection: self.events.add(connection, fold.loop.forget(version)))
 
     def acknowledge(self, note: str | None) -> None:
         """Begin the test anew, decline a proposal, and record it."""

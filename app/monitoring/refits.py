@@ -19,7 +19,7 @@ from sqlalchemy import Connection, or_, select, update
 from boxcal.app.fitting.messages import RefitOutcome, RefitTask
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.worker_process import WorkerFailed
-from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
+from boxcal.app.http.problems import BoxcalError, RegistryUnavailable, UnusableCalibrator
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.log import FeedbackLog
 from boxcal.app.monitoring.monitor import Monitor, class_prior_of
@@ -63,7 +63,10 @@ class RefitRunner:
         elif phase == "proposed" and self.activate:
             proposal = await self.registry.run(self.monitor.change, lambda fold, _: fold.loop.proposal)
             if proposal is not None:
-                await self.registry.run(self.activator.activate, proposal.version, Reason.REFIT)
+                try:
+                    await self.registry.run(self.activator.activate, proposal.version, Reason.REFIT)
+                except UnusableCalibrator:  # it was pruned since
+                    await self.registry.run(self.monitor.forget, proposal.version)
                 self.monitor.wake()
 
     async def close(self) -> None:
@@ -104,7 +107,10 @@ class RefitRunner:
             logits, labels = self.log.labelled_until(connection, seq, request.champion, count)
         np.save(folder / "logits.npy", logits)
         np.save(folder / "labels.npy", labels)
-        earlier = [(version, *self._stored(version)) for version in versions]
+        earlier = []
+        for version in versions:
+            with suppress(UnusableCalibrator):  # it was pruned since
+                earlier.append((version, *self._stored(version)))
         return RefitTask(folder, *self._stored(request.champion), earlier)
 
     def _stored(self, version: int) -> tuple[bytes | None, list[float] | None]:

@@ -42,6 +42,7 @@ class DecisionKind(StrEnum):
     ROLLBACK = "rollback"
     ACTIVATED = "activated"
     DISMISSED = "dismissed"
+    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,9 @@ SENTENCES = {
     ),
     DecisionKind.ACTIVATED: "Version {champion} was activated; its test begins anew.",
     DecisionKind.DISMISSED: "Version {champion} stays: the activation of version {version} was declined.",
+    DecisionKind.FORGOTTEN: (
+        "Version {champion} stays: version {version}, which was compared with it, was pruned or is damaged."
+    ),
 }
 
 

@@ -311,11 +311,18 @@ class RefitLoop(StatefulFold):
         self.test = CalibrationTest(self.num_classes, class_prior, tolerance=self.test.tolerance)
         self.numbers[[SAID_STRICT, SAID_MATERIAL]] = 0
 
-    def forget(self, version: int) -> None:
-        """Stop comparing with an earlier version."""
+    def forget(self, version: int) -> list[LoopDecision]:
+        """Stop comparing with a version other than the active one: it was pruned, or must not be returned to.
+
+        Returns the decision that a duel or a proposal of that version has ended, if there was one.
+        """
         for index in np.flatnonzero(self.earlier == version):
             self.earlier[index] = NO_VERSION
             self.earlier_duels[index] = self._new_duel()
+        if self.challenger != version:
+            return []
+        self._rest()
+        return [self._decision(DecisionKind.FORGOTTEN, {"version": version})]
 
     def dismissed(self) -> LoopDecision:
         """Tell that the proposal was declined; after a cool-down the loop goes on.

@@ -1,13 +1,26 @@
 """From an alarm to a better calibrator against real services, with the worker that fits."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
+from sqlalchemy import Connection
 
 from boxcal.app.fitting.server.worker_process import WorkerFailed
+from boxcal.app.monitoring.events import EventLog
+from boxcal.app.monitoring.fold import MonitorFold
+from boxcal.app.monitoring.monitor import Monitor
+from boxcal.app.monitoring.refits import RefitRunner
+from boxcal.app.registry.activator import Activator
+from boxcal.app.registry.records import FittedCalibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
+from boxcal.calibrators.monitoring.decisions import Phase
+from boxcal.calibrators.monitoring.refit_loop import PHASE
+from tests.app.monitoring.test_feedback import direct, opened
 from tests.app.monitoring.traffic import client_of, folded, play, stream
 from tests.app.running import Service, running
 
@@ -50,6 +63,38 @@ def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
         after = folded(client, play(client, *stream(200, 2.5, seed=9)))
         assert (after["calibrator"]["version"], after["phase"]) == (version, "watching")
         assert not after["alarms"]["strict"]["alarm"]
+
+
+@pytest.mark.parametrize("is_decided", [False, True], ids=["duel", "proposal"])
+def test_a_version_that_is_pruned_ends_its_duel_or_proposal(data_dir: Path, is_decided: bool) -> None:
+    registry, log = opened(data_dir)
+    activator = Activator(registry, 3, Mock())
+    events = EventLog(registry.database, registry.backbone_id)
+    monitor = Monitor(registry, activator, log, events, Mock(), classes="abc", refits=True)
+    fitted = FittedCalibrator("ts", ArrayCalibrator.uncalibrated(3).to_bytes(), {}, {}, b"", b"", 7)
+    challenger = registry.add(fitted)
+
+    def begin(fold: MonitorFold, _: Connection) -> None:
+        fold.loop.numbers[PHASE] = Phase.FITTING
+        fold.loop.fitted(challenger, name="ts", nll=0.1, champion_nll=0.2)
+        fold.loop.numbers[PHASE] = Phase.PROPOSED if is_decided else Phase.DUEL
+
+    monitor.change(begin)
+    assert registry.prune(0, 0.0) == [1]
+    if is_decided:
+        runner = RefitRunner(registry, activator, Mock(), log, monitor, owner="x", activate=True)
+        asyncio.run(runner.step())
+    log.write([], [[direct(0)]])
+    monitor.step()
+    assert monitor.document is not None
+    assert (monitor.document["labels"], monitor.document["phase"]) == (1, "watching")
+    assert [(event.kind, event.document["sentence"]) for event in events.newest(9)] == [
+        (
+            "forgotten",
+            "Version 0 stays: version 1, which was compared with it, was pruned or is damaged.",
+        )
+    ]
+    registry.close()
 
 
 @pytest.mark.long
