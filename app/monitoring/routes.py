@@ -57,13 +57,16 @@ from boxcal.calibrators.monitoring.stored_logits import pack
 CSV, PARQUET = "text/csv", "application/vnd.apache.parquet"
 TABLES = (CSV, PARQUET)
 
+SMALLEST_PROPENSITY = 1e-6
+"""Its reciprocal is a weight; squares of much larger ones overflow."""
+
 LABEL = {
     "anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}],
     "description": "Name or index of the true class.",
 }
 PROPENSITY = {
     "type": ["number", "null"],
-    "exclusiveMinimum": 0,
+    "minimum": SMALLEST_PROPENSITY,
     "maximum": 1,
     "description": "Probability with which this prediction was chosen to be labelled.",
 }
@@ -170,9 +173,13 @@ def _item(index: int, item: Any, labels: Labels, *, hints: bool) -> Label:
     label = _label(item.get("label"), labels, hints=hints)
     propensity, source = item.get("propensity"), item.get("source")
     if propensity is not None and not (
-        isinstance(propensity, int | float) and not isinstance(propensity, bool) and 0 < propensity <= 1
+        isinstance(propensity, int | float)
+        and not isinstance(propensity, bool)
+        and SMALLEST_PROPENSITY <= propensity <= 1
     ):
-        raise _Malformed(f"propensity is {propensity!r:.100}; it is a probability above 0")
+        raise _Malformed(
+            f"propensity is {propensity!r:.100}; it is a probability of at least {SMALLEST_PROPENSITY:g}"
+        )
     if source is not None and not _is_text(source, LONGEST_SOURCE):
         raise _Malformed(
             f"source is {source!r:.100}; it is printable text of up to {LONGEST_SOURCE} characters"
