@@ -85,9 +85,9 @@ def estimate_class_prior(probabilities: Array, source: Array, *, pseudo_count: f
         raise ValueError(f"rows of shape {rows.shape} do not fit {source.shape} source frequencies")
     if len(rows) < FEWEST_ROWS:
         raise ValueError(f"a class prior needs at least {FEWEST_ROWS:,} rows, not {len(rows):,}")
-    source = source / source.sum()
+    source = np.maximum(source / source.sum(), SMALLEST_FREQUENCY)
     extra = pseudo_count * len(source) * source
-    ratios = rows / np.maximum(source, np.finfo(np.float64).tiny)
+    ratios = rows / source
     prior: Array = source
     for _ in range(MOST_STEPS):
         weighted = ratios * prior

@@ -119,6 +119,10 @@ RESERVE = 50_000.0
 """So many more are read at once where there were few before; half of it before the first one is left out."""
 
 
+SET_BACK_SECONDS = 10.0
+"""Times of processes and of blocks differ by less; a moment that lies further back is of a clock set back."""
+
+
 class TrafficSample(StatefulFold):
     """Chooses predictions at random, the fewer the faster they come."""
 
@@ -140,6 +144,8 @@ def _choose(seq: Array, moments: Array, reserve: Array, chosen: Array) -> None:
         if moments[n] > reserve[1]:
             reserve[0] = min(RESERVE, reserve[0] + PER_SECOND * (moments[n] - reserve[1]))
             reserve[1] = moments[n]
+        elif moments[n] < reserve[1] - SET_BACK_SECONDS:
+            reserve[1] = moments[n]  # or nothing would be refilled until the clock is there again
         chosen[n] = 2.0 * reserve[0] > RESERVE * uniform(float(seq[n]))
         if chosen[n]:
             reserve[0] -= 1.0

@@ -126,6 +126,8 @@ def test_class_frequencies_of_shifted_traffic_are_found_where_there_are_1_000_ro
     assert np.abs(found - truth).max() < 0.02 < np.abs(source - truth).max()
     unshifted = estimate_class_prior(pool, source)
     assert np.abs(unshifted - source).max() < 0.01
+    never_seen = estimate_class_prior(np.tile([0.0, 0.0, 1.0], (1000, 1)), np.array([0.5, 0.5, 0.0]))
+    assert never_seen == pytest.approx([7.5 / 1015, 7.5 / 1015, 1000 / 1015], rel=1e-4)
     with pytest.raises(ValueError, match="at least 1,000 rows, not 999"):
         estimate_class_prior(np.full((999, 2), 0.5), np.ones(2))
     with pytest.raises(ValueError, match="do not fit"):
@@ -169,6 +171,13 @@ def test_traffic_that_lasts_is_read_at_a_limited_rate_and_evenly(rate: float) ->
     assert last.sum() / 30.0 == pytest.approx(PER_SECOND, rel=0.1)
     by_row = last[: len(last) // 64 * 64].reshape(-1, 64).mean(0)
     assert by_row.std() < 5 * np.sqrt(by_row.mean() / (len(last) / 64))
+
+
+def test_a_clock_that_was_set_back_does_not_stop_the_reading() -> None:
+    sample = TrafficSample()
+    seconds = 1e9 - 3600.0 * (np.arange(200_000) >= 50_000) + np.arange(200_000) / PER_SECOND
+    assert sample.choose(np.arange(len(seconds)), seconds).all()
+    assert sample.reserve[1] == 999_996_499.9995
 
 
 def test_the_choice_does_not_depend_on_how_the_log_is_cut() -> None:
