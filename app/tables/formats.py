@@ -24,7 +24,6 @@ from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, 
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import MAX_COLUMNS
 from boxcal.app.tables.kinds import DELIMITERS
-from boxcal.app.tables.sample_schema import TEXT
 
 START_ROWS_BYTES = 2**20
 BLOCK_BYTES = 4 * 2**20
@@ -190,8 +189,10 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
     if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+    # Also where no column of texts is read: without it, blocks end at line breaks within cells.
+    parsing = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     header = pa.BufferReader(pa.py_buffer(line + b"\n"))
-    names = pacsv.read_csv(header, reading, pacsv.ParseOptions(delimiter=delimiter)).schema.names
+    names = pacsv.read_csv(header, reading, parsing).schema.names
 
     def batches(read: Sequence[str], numbers: Sequence[str], _: int) -> Iterator[pa.RecordBatch]:
         # Types are given for each column, so that none is inferred from the first rows.
@@ -202,21 +203,30 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             strings_can_be_null=False,
             decimal_point=decimal,
         )
-        parsing = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=TEXT in read)
         file.seek(0)
         return _valid(pacsv.open_csv(file, reading, parsing, converting))
 
     def texts() -> dict[str, str]:
-        whole = start if len(start) < START_ROWS_BYTES else start[: start.rfind(b"\n") + 1]
+        whole = start if len(start) < START_ROWS_BYTES else _whole_rows(start)
         if not whole:  # the first line alone is longer
             return {}
-        parsing = pacsv.ParseOptions(delimiter=delimiter)
         inferring = pacsv.ConvertOptions(decimal_point=decimal)
         first = pacsv.read_csv(pa.py_buffer(whole), reading, parsing, inferring)
         found = [field.name for field in first.schema if not _is_number(field.type)]
         return {name: f"{_first_text(first.column(name), decimal)!r:.50}" for name in found}
 
     return OpenTable(list(names), None, None, batches, texts)
+
+
+def _whole_rows(start: bytes) -> bytes:
+    """Return the rows that end in the first bytes of a table, at a line break outside of quotes."""
+    end = start.rfind(b"\n")
+    is_quoted = start.count(b'"', 0, max(end, 0)) % 2
+    while is_quoted and end > 0:
+        earlier = max(start.rfind(b"\n", 0, end), 0)
+        is_quoted ^= start.count(b'"', earlier, end) % 2
+        end = earlier
+    return start[: end + 1] if end > 0 else b""
 
 
 def _first_text(column: pa.ChunkedArray, decimal: str) -> str:

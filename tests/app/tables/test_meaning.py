@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload
+from boxcal.app.tables.formats import BLOCK_BYTES, _whole_rows
 from boxcal.app.tables.labels import Declared, as_indices
 from tests.app.fitting.validation_data import npz
 from tests.app.tables.sets import TABLES, Given, arrays_of, frame, given, read
@@ -524,6 +525,34 @@ def test_other_files_are_named_for_what_they_are(name: str, tmp_path: Path) -> N
 def test_the_column_of_labels_can_be_named(form: str, tmp_path: Path) -> None:
     body = TABLES[form](frame(ONE).rename(columns={"label": "target"}))
     assert_same(read(body, tmp_path, declared=Declared(label="target")), ONE)
+
+
+@pytest.mark.parametrize("note", ["note", "anote"], ids=["last", "first"])
+def test_line_breaks_within_cells_end_no_row(note: str, tmp_path: Path) -> None:
+    """In a file of several blocks: a row of the table within a cell is none."""
+    labels = np.arange(30_000) % 2
+    texts = ["first line" + "\n0.5,-0.5,1,x" * (row % 40) for row in range(30_000)]
+    table = pd.DataFrame({"0": labels - 0.5, "1": 0.5 - labels, "label": labels, note: texts})
+    body = table[sorted(table)].to_csv(index=False).encode()
+    assert len(body) > 1.2 * BLOCK_BYTES
+    for declared in (Declared(), Declared(ignore=(note,))):
+        logits, found = read(body, tmp_path / str(declared.ignore), ("0", "1"), declared).arrays()
+        np.testing.assert_array_equal(found, labels)
+        np.testing.assert_array_equal(logits[:, 0], labels - 0.5)
+
+
+@pytest.mark.parametrize(
+    ("start", "whole"),
+    [
+        (b"a,b\n1,2\n3,", b"a,b\n1,2\n"),
+        (b'a,b\n1,"x\ny",\n2,"x\nz', b'a,b\n1,"x\ny",\n'),
+        (b'a,b\n1,"x\ny","z\n', b"a,b\n"),
+        (b'"a\nb', b""),
+        (b"a,b", b""),
+    ],
+)
+def test_the_first_bytes_of_a_table_end_with_a_row(start: bytes, whole: bytes) -> None:
+    assert _whole_rows(start) == whole
 
 
 @pytest.mark.parametrize("form", TABLES)
