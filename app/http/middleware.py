@@ -286,7 +286,8 @@ class RequestMiddleware:
         path: str = scope["path"]
         if path.startswith(self._root_path + "/"):
             path = path[len(self._root_path) :]
-        return {**scope, "path": path, "root_path": self._root_path}
+        # Not as `root_path` of the scope, which a router takes off the path once more.
+        return {**scope, "path": path}
 
     async def _fail(self, error: Exception, scope: Scope, exchange: Exchange) -> None:
         """Send the problem that describes an exception."""

@@ -260,7 +260,8 @@ async def start_fit(
         record = await jobs.wait(record.id, wait)
     if record.state.is_final:
         response.status_code = status.HTTP_200_OK
-    response.headers["Location"] = f"{request.scope['root_path']}/fits/{record.id}{_query(request)}"
+    root_path = request.app.state.settings.root_path
+    response.headers["Location"] = f"{root_path}/fits/{record.id}{_query(request)}"
     return Fit.model_validate(record)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
 
+from boxcal.app.access.keys import KeyStore
 from boxcal.app.http.scopes import ROUTES, Level, Requirement, Scope
 from boxcal.app.main import all_routes, create_app
-from tests.app.access.conftest import Guarded
+from tests.app.access.conftest import TESTER, Guarded, sqlite_url
 from tests.app.fitting.validation_data import validation_npz
+from tests.app.running import running
 
 REFUSED = {"none": "api-key-required", "wrong": "invalid-api-key", "revoked": "invalid-api-key",
            "expired": "api-key-expired"}  # fmt: skip
@@ -83,6 +86,20 @@ def test_every_path_that_infers_requires_the_scope_predict(guarded: Guarded, pat
     assert refused.json()["type"].endswith(":insufficient-scope"), refused.text
     permitted = httpx.post(guarded.url + path, headers=guarded.headers("predict"), content=b"{}")
     assert permitted.status_code in {404, 422}, permitted.text
+
+
+@pytest.mark.parametrize(
+    ("root", "path"),
+    [("/calibrate", "/calibrate"), ("/predict", "/predict"), ("/v2", "/v2/models/digits/infer")],
+)
+def test_a_root_path_like_a_route_changes_no_requirement(root: str, path: str, tmp_path: Path) -> None:
+    store = KeyStore.at(sqlite_url(tmp_path))
+    keys = {scope: store.create(scope, {scope}, TESTER)[1] for scope in (Scope.READ, Scope.PREDICT)}
+    store.close()
+    with running(tmp_path, root_path=root) as service:
+        for scope, key in keys.items():
+            answer = httpx.post(f"{service.url}{root}{path}", headers={"X-API-Key": key}, content=b"{}")
+            assert answer.status_code in ({403} if scope is Scope.READ else {400, 404, 415, 422}), answer.text
 
 
 def test_a_key_is_taken_from_either_header(guarded: Guarded) -> None:
