@@ -237,6 +237,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         tensor(datatype="INT8", data=[300, 1]),
         "values from 1 to 300; the type INT8 holds -128 to 127",
     ),
+    # Another parser reads large bodies of short strings, and keeps such integers as they are.
+    "integer without end": (
+        tensor(name="logits", shape=[1, 10], data=[10**400] * 10, more=[""] * 100_000),
+        "'logits' holds an integer of more than 64 bits",
+    ),
 }
 LENGTHS = {"header longer than the body": "99", "header of words": "x", "bytes behind": "14"}
 
@@ -248,6 +253,15 @@ def test_requests_that_are_no_requests_are_refused(service: Service, name: str) 
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("member", "status"), [("id", 200), ("timeout", 422)])
+def test_integers_without_end_are_no_id_and_no_timeout(service: Service, member: str, status: int) -> None:
+    entry = {"name": "logits", "datatype": "FP64", "shape": [1, 10], "data": [0.0] * 10}
+    given = {"id": 10**400} if member == "id" else {"parameters": {"timeout": 10**400}}
+    document = {"inputs": [{**entry, "more": ["a"] * 100_000}], **given}
+    answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", json=document)
+    assert (answer.status_code, "id" in answer.json()) == (status, False), answer.text
 
 
 def test_strings_of_unequal_length_take_no_more_memory_than_they_have_bytes() -> None:

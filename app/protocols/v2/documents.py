@@ -117,13 +117,14 @@ def read_head(text: bytes) -> JsonPart:
     if len(document["inputs"]) > MAX_TENSORS or len(outputs) > MAX_TENSORS:
         raise InvalidParameter(f"A request has at most {MAX_TENSORS} inputs and outputs.")
     given = document.get("id")
+    is_written = type(given) in (str, float) or (type(given) is int and given.bit_length() < 64)
     return JsonPart(
         tuple(map(_tensor, document["inputs"])),
         tuple(map(_wanted, outputs)),
         {entry["name"]: bool(_parameters(entry).get("binary_data")) for entry in outputs},
         bool(parameters.get("binary_data_output")),
         parameters,
-        given if type(given) in (str, int, float) else None,
+        given if is_written else None,
     )
 
 

@@ -257,7 +257,7 @@ def _options(asked: InferenceRequest) -> dict[str, Any]:
         if name in SIDES:
             document.setdefault("bounds", {})[name] = value
         elif name == "timeout":  # microseconds, as for Triton
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
                 raise InvalidParameter(f"timeout is {value!r:.100}; it is a number of microseconds.")
             if value:
                 document["timeout_ms"] = value / 1e3

@@ -87,6 +87,8 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
             f"The input {name!r:.100} of the shape {list(shape)} must have {count} numbers, got {found}."
         )
     values = np.array(flat)
+    if values.dtype.kind == "O":
+        raise InvalidInput(f"The input {name!r:.100} holds an integer of more than 64 bits.")
     if dtype.kind in "iu" and values.dtype.kind == "f":
         raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
     if dtype.kind in "iu":
