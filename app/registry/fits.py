@@ -172,19 +172,20 @@ class FitLog:
                 update(fits).where(fits.c.owner == self.owner, _unfinished).values(seen_at=utc_now())
             )
 
-    def request_cancel(self, fit_id: str, caller: Caller) -> None:
+    def request_cancel(self, fit_id: str, caller: Caller) -> bool:
         """Ask the owner of a fit, which may be another process, to cancel it, unless the fit has ended.
 
-        A fit without an owner is cancelled at once.
+        A fit without an owner is cancelled at once; returns whether it was.
         """
         asked = (fits.c.id == fit_id) & _unfinished
         ending = {"state": FitState.CANCELLED, "error": CANCELLED, "finished_at": utc_now()}
         with self._database.write() as connection:
             requested = connection.execute(update(fits).where(asked).values(cancel_requested=True)).rowcount
-            connection.execute(update(fits).where(asked, fits.c.owner == NOBODY).values(**ending))
+            ended = connection.execute(update(fits).where(asked, fits.c.owner == NOBODY).values(**ending))
             if requested:
                 audit.append(connection, caller, Action.CANCEL, f"fit {fit_id}")
                 self._database.notify(connection)
+        return ended.rowcount > 0
 
     def cancel_requests(self) -> Sequence[str]:
         """Return the ids of this process's fits that shall be cancelled."""

@@ -251,12 +251,19 @@ class SharedSets:
         if is_over and isinstance(self._storage, Bucket):
             self._storage.remove_folder(SETS + folder.name)
 
+    def remove(self, fit_id: str) -> None:
+        """Remove the set of a fit that has ended in the queue, where no process owned it."""
+        self._remove_where(lambda one, _: one == fit_id)
+
     def sweep(self, unfinished: Collection[str]) -> None:
         """Remove sets older than an hour whose fits have ended."""
+        self._remove_where(lambda fit_id, age: age > ORPHAN_SECONDS and fit_id not in unfinished)
+
+    def _remove_where(self, is_over: Callable[[str, float], bool]) -> None:
         prefix = SETS if isinstance(self._storage, Bucket) else ""
         for name, age in self._storage.ages(prefix).items():
             fit_id, dot, _ = name.partition(".")
-            if (dot or prefix) and age > ORPHAN_SECONDS and fit_id not in unfinished:
+            if (dot or prefix) and is_over(fit_id, age):
                 self._storage.remove_folder(prefix + name)
 
 

@@ -266,7 +266,9 @@ def _classes_among(
         texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
         said = " Name those of the classes in the order of their indices: classes=a,b,c."
         of_one = [name for name in others if SCORE.fullmatch(name)]
-        if values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
+        if len(values) == 1:
+            said += f" All labels are {values[0]!r:.100}, which leaves open what the other columns are."
+        elif values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
             said = " They differ from the labels in upper and lower case alone; write both alike."
         elif percent := next((name for name, held in without.items() if PERCENT_SIGN.search(held)), None):
             said = f" Write the numbers of `{percent:.50}` without %, and set scores=percent."

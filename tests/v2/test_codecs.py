@@ -120,6 +120,8 @@ def test_the_configuration_and_the_statistics_of_a_model(service: Service) -> No
         assert outputs["probabilities"] == (model_config_pb2.TYPE_FP64, [-1, 3])
         with pytest.raises(Exception, match=r"NOT_FOUND.*has no version '9'"):
             client.get_model_config(CALIBRATOR, "9")
+        with pytest.raises(Exception, match=r"NOT_FOUND.*has no version '9'"):
+            client.get_inference_statistics(CALIBRATOR, "9")
         (counted,) = client.get_inference_statistics(CALIBRATOR).model_stats
         http = HttpClient(service.url.removeprefix("http://"))
         (same,) = http.get_inference_statistics()["model_stats"]

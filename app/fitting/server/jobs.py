@@ -269,7 +269,10 @@ class FitJobs:
                     raise RegistryUnavailable(f"Fit {fit_id} ends as soon as the registry answers.")
         record = await self.get(fit_id)
         if not record.state.is_final:
-            await self.registry.run(self.registry.fits.request_cancel, fit_id, caller)
+            ended = await self.registry.run(self.registry.fits.request_cancel, fit_id, caller)
+            if ended and self.shared is not None:
+                with suppress(OSError):  # swept later
+                    await asyncio.to_thread(self.shared.remove, fit_id)
             record = await self.wait(fit_id, ELSEWHERE_SECONDS)
         if not record.state.is_final:
             raise FitElsewhere(

@@ -98,6 +98,8 @@ async def ready(state: CurrentState) -> dict[str, bool]:
 @router.get("/v2/models/{model}/versions/{version}/stats", responses=problems(ModelNotFound))
 async def model_statistics(state: CurrentState, model: str = "", version: str = "") -> dict[str, Any]:
     """Return how much this process has answered with this protocol, of one model or of all."""
+    if version:
+        _check_version(model, version, await model_versions(state.v2_model(model)))
     return {"model_stats": [_statistics(name, version, state) for name in ([model] if model else state.v2)]}
 
 

@@ -147,7 +147,9 @@ async def test_a_fit_of_the_queue_is_run_by_a_worker_or_cancelled_before(
     # Processes that share a SQLite file also share the data folder, which tells who is alive.
     async with replica(tmp_path, url, shared=shared, queues_only=True) as service:
         unwanted = await submit(service.jobs, SLOW)
+        assert len(list(shared.glob(f"{unwanted}.*"))) == 1
         assert (await service.jobs.cancel(unwanted)).state is FitState.CANCELLED
+        assert not list(shared.glob(f"{unwanted}.*"))
         fit_id = await submit(service.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
         assert (await service.jobs.get(fit_id)).state is FitState.QUEUED
         async with replica(tmp_path, url, shared=shared):

@@ -482,6 +482,10 @@ FOREIGN = {
         CSV.replace(",ape", ",Ape").replace(",bee", ",BEE").encode(),
         "are `ape`, .* differ from the labels in upper and lower case alone",
     ),
+    "labels of one class": (
+        b"ape,bee,cat,label\n" + b"1,2,0,bee\n" * 30,
+        "classes=a,b,c. All labels are 'bee', which leaves open what the other columns are.$",
+    ),
     "one score beside numbers": (
         b"id,age,probability,label\n" + b"1,30,0.25,0\n2,40,0.75,1\n" * 9,
         "If `probability` is the score of '1', set ignore=id,age.$",
