@@ -107,7 +107,7 @@ class RowFile:
                 table, declared = _table_of_arrays(path, self._samples, declared)
                 self._table = in_memory(table)
             else:
-                self._table = open_table(path if kind == "parquet" else pa.OSFile(str(path)), kind)
+                self._table = open_table(pa.OSFile(os.fsencode(path)), kind)
         names, label = self._table.names, declared.label or LABEL
         own = () if self._samples is None else self._samples.table_columns
         self.has_samples = bool(own) and set(own) <= set(names)
@@ -466,11 +466,12 @@ def _write(
             part = _kept(_part(folder, number), [table for table in of_part if table is not None])
             part = part if labels is None else _flat(part, labels)
             if writer is None:
-                path = folder / UNFINISHED
+                # Arrow encodes a name itself, unless it gets bytes; not every name is UTF-8.
+                file = stack.enter_context(pa.OSFile(os.fsencode(folder / UNFINISHED), "wb"))
                 opened = (
-                    pq.ParquetWriter(path, part.schema, use_dictionary=REPEATED)
+                    pq.ParquetWriter(file, part.schema, use_dictionary=REPEATED)
                     if labels is None
-                    else pacsv.CSVWriter(path, part.schema)
+                    else pacsv.CSVWriter(file, part.schema)
                 )
                 writer = stack.enter_context(opened)
             writer.write_table(part)
@@ -511,10 +512,14 @@ def _part(folder: Path, number: int) -> Path:
     return folder / f"{number}.arrow"
 
 
+def _read(path: Path) -> pa.Table:
+    return ipc.open_file(pa.memory_map(os.fsencode(path))).read_all()
+
+
 def _is_whole(path: Path) -> bool:
     """Whether an earlier run has written a part; what a crash of the machine has left of one is none."""
     try:
-        ipc.open_file(pa.memory_map(str(path))).read_all().validate()
+        _read(path).validate()
     except (OSError, pa.ArrowException):
         return False
     return True
@@ -523,10 +528,10 @@ def _is_whole(path: Path) -> bool:
 def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
     """Write a part, or read the one that an earlier run has written."""
     if not tables:
-        return ipc.open_file(pa.memory_map(str(path))).read_all()
+        return _read(path)
     table = pa.concat_tables(tables).unify_dictionaries()
     unfinished = path.with_suffix(".unfinished")
-    with pa.OSFile(str(unfinished), "wb") as file, ipc.new_file(file, table.schema) as out:
+    with pa.OSFile(os.fsencode(unfinished), "wb") as file, ipc.new_file(file, table.schema) as out:
         out.write_table(table)
     unfinished.replace(path)
     return table

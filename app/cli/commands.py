@@ -20,7 +20,7 @@ from boxcal.app.cli.deploy import deploy
 from boxcal.app.cli.feedback import feedback
 from boxcal.app.cli.fit import fit
 from boxcal.app.cli.inspect import inspect
-from boxcal.app.cli.keys import keys
+from boxcal.app.cli.keys import LONGEST_DAYS, keys
 from boxcal.app.cli.output import (
     EXIT_CODES,
     UsageError,
@@ -227,7 +227,8 @@ def prune(
     *,
     keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
     keep_days: Annotated[
-        float, typer.Option(min=0, help="Days for which calibrators that were active are kept.")
+        float,
+        typer.Option(min=0, max=LONGEST_DAYS, help="Days for which calibrators that were active are kept."),
     ] = 30,
     as_json: options.Json = False,
 ) -> None:

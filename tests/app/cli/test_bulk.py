@@ -54,7 +54,8 @@ def source(tmp_path: Path, **columns: Any) -> Path:
 def run(given: Path, output: Path, calibrator: str | None = None, **options: Any) -> dict[str, Any]:
     """Predict, and read the columns of the output; those of probabilities as an array (N, K)."""
     rows = bulk.run(given, output, **{"lower": None, "upper": None, "calibrator": calibrator} | options)
-    found: dict[str, Any] = pq.read_table(output).to_pydict()
+    with output.open("rb") as file:  # Arrow opens no name that is not UTF-8
+        found: dict[str, Any] = pq.read_table(file).to_pydict()
     found["probabilities"] = np.array(found["probabilities"])
     assert len(found["probabilities"]) == rows
     return found
@@ -306,7 +307,7 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         path = images / str(number % 2) / os.fsdecode(b"\xff %d.png" % number)  # no UTF-8
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((one[0] * 255 / 16).astype(np.uint8)).save(path)
-    found = run(images, tmp_path / "out.parquet")
+    found = run(images, tmp_path / os.fsdecode(b"\xff.parquet"))
     assert found["path"][0] == r"0/\xff 0.png"
     order = [int(Path(path).stem.split()[1]) for path in found["path"]]
     expected = softmax(load_backbone("digits", device="cpu")(levels).astype(np.float64), axis=1)

@@ -51,6 +51,7 @@ HERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "scores.csv", "--output", "o.csv", "--calibrator", "notes.txt"), "notes.txt: "),
     (("predict", "digit.png", "--calibrator", "five.safetensors"), "5 classes"),
     (("evaluate", "notes.txt"), "neither .npz nor .parquet"),
+    (("prune", "--keep-versions", "1", "--keep-days", "1e300"), "less than or equal to 36500"),
 ]
 ANYWHERE: list[tuple[tuple[str, ...], str]] = [
     (("predict", "digit.png", "--upper", "0.05"), "0.5"),
