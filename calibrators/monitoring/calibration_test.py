@@ -30,6 +30,7 @@ from boxcal.calibrators.monitoring.bettors import (
     PREDICTED_CLASS,
     RUN,
     RUN_COUNT,
+    RUN_DRIFT,
     SEEN,
     STRICT,
     TAIL,
@@ -210,7 +211,7 @@ class CalibrationTest(StatefulFold):
         # tolerance, so the largest one that is rejected is a lower bound.
         began = self.count - since
         mass = math.log(2) / math.log(2 + began) - math.log(2) / math.log(3 + began)
-        run = float(self.progress[RUN])
+        run = float(self.progress[RUN]) + RUN_DRIFT * since
         lower = (run + math.log(mass) + math.log(STRICT_ALPHA)) / since
         return Diagnosis(kind, classes, confidence, since, run / since, max(0.0, lower))
 

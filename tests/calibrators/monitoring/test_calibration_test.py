@@ -44,6 +44,21 @@ def test_a_changed_temperature_is_found_and_named(power: float, kind: str) -> No
     assert 0 < diagnosis.recoverable_nll_lower < diagnosis.recoverable_nll
 
 
+def test_a_change_after_many_calm_labels_is_dated_where_it_began() -> None:
+    """A run of small gains survived: without `RUN_DRIFT` the change began 5,673 labels ago."""
+    random = np.random.default_rng(28)
+    rows = answers(random, 11_000, 2)
+    law = rows.copy()
+    law[10_000:] = normalised(law[10_000:] ** (1 / 1.5))
+    test = CalibrationTest(2)
+    evidence = np.exp(test.update(rows, drawn(law, random))[:, 0])
+    diagnosis = test.diagnosis()
+    assert diagnosis.since == 1066
+    tail = math.log(2) / np.log(2 + np.arange(2, 11_001))
+    gains = np.log((evidence[1:] - tail) / (evidence[:-1] - tail))
+    assert diagnosis.recoverable_nll == pytest.approx(gains[-diagnosis.since :].mean(), rel=1e-6)
+
+
 def test_shifted_class_frequencies_are_found_and_the_classes_named() -> None:
     random = np.random.default_rng(2)
     factors = np.array([8.0, 1, 1, 1, 1, 1, 1, 1, 1, 0.1])
@@ -129,7 +144,7 @@ def test_the_bet_is_fair_whatever_the_traffic_was() -> None:
             copy.load_state_dict(test.state_dict())
             before = copy.progress[bettors.RUN] = 1e3
             copy.update(row[None], np.array([label]))
-            expected += row[label] * math.exp(copy.progress[bettors.RUN] - before)
+            expected += row[label] * math.exp(copy.progress[bettors.RUN] - before + bettors.RUN_DRIFT)
         assert expected <= 1.0 + 1e-9
 
 
