@@ -3,11 +3,16 @@
 `D = log q(y) - log p(y)` is bounded from below by -B before the label is known, B = max_k log p(k) / q(k). So
 `1 + lambda D` is a fair bet for every lambda below 1 / B, and the mean over a grid of lambda is one too
 (betting on a bounded mean: Waudby-Smith and Ramdas 2024).
+
+B, and so the stake, depends on the input. The bets are fair where neither side is better given the input,
+`E[D | x] <= 0` for each x. They are not where a side is better on many inputs and loses more on few, on which
+the stakes are low. So a winner must also be ahead on average, by `ERRORS_AHEAD` standard errors.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
@@ -22,6 +27,8 @@ FLOOR = 1e-4
 STAKES = tuple(0.01 * 2.0**power for power in np.linspace(0.0, math.log2(320.0), 10))
 LARGEST_STAKE = 0.9
 ALPHA = 0.05
+ERRORS_AHEAD = 1.96
+"""Standard errors by which the mean gain of a winner must lie above 0."""
 
 
 class Winner(StrEnum):
@@ -33,14 +40,18 @@ class Winner(StrEnum):
 
 
 class Duel(StatefulFold):
-    """Decides between two calibrators on the same labels; each side wins wrongly with probability alpha / 2.
+    """Decides between two calibrators on the same labels.
+
+    A side wins once its evidence reaches 2 / alpha while its mean gain lies `ERRORS_AHEAD` standard errors
+    above 0. The evidence of a side that is better on no input ever gets there with a probability of at most
+    alpha / 2. The second condition makes wins of a side that is worse on average rarer, without a guarantee.
 
     Parameters
     ----------
     num_classes
         K.
     alpha
-        Probability of a wrong decision where neither is better.
+        Probability of a decision where neither is better on any input.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("wealth", "sums", "decided")
@@ -49,7 +60,7 @@ class Duel(StatefulFold):
         self.num_classes = num_classes
         self.alpha = alpha
         self.wealth = np.zeros((2, len(STAKES)))
-        self.sums = np.zeros(2)
+        self.sums = np.zeros(3)  # count, sum of D, sum of D^2
         self.decided = np.zeros(1, np.int64)
 
     def update(self, champion: Array, challenger: Array, labels: Array) -> Array:
@@ -63,12 +74,15 @@ class Duel(StatefulFold):
         p, truth = check_rows(champion, labels, self.num_classes)
         q, _ = check_rows(challenger, labels, self.num_classes)
         evidence = np.empty((len(truth), 2))
-        _fold(p, q, truth, np.array(STAKES), self.wealth, self.sums, evidence)
-        if not self.decided[0]:
-            reached = np.argwhere(evidence >= math.log(2.0 / self.alpha))
-            if len(reached):
-                self.decided[0] = 1 + reached[0, 1]
+        threshold = math.log(2.0 / self.alpha)
+        _fold(p, q, truth, np.array(STAKES), threshold, self.wealth, self.sums, self.decided, evidence)
         return evidence
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore a state; a duel that kept no sum of squares begins anew."""
+        if "sums" in state and np.shape(state["sums"]) == (2,):
+            state = Duel(self.num_classes).state_dict()
+        super().load_state_dict(state)
 
     @property
     def count(self) -> int:
@@ -91,8 +105,10 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
     challenger: Array,
     labels: Array,
     stakes: Array,
+    threshold: float,
     wealth: Array,
     sums: Array,
+    decided: Array,
     evidence: Array,
 ) -> None:
     size = champion.shape[1]
@@ -110,6 +126,8 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
                 at_label = difference
         sums[0] += 1.0
         sums[1] += at_label
+        sums[2] += at_label * at_label
+        error = math.sqrt(max(sums[2] - sums[1] * sums[1] / sums[0], 0.0))  # of the sum of D
         for side in range(2):
             gain, bound = (at_label, -lowest) if side == 0 else (-at_label, highest)
             limit = LARGEST_STAKE / bound if bound > 0.0 else math.inf
@@ -121,3 +139,6 @@ def _fold(  # noqa: PLR0917 - compiled loops take arrays by position
             for j in range(stakes.shape[0]):
                 total += math.exp(wealth[side, j] - largest)
             evidence[n, side] = largest + math.log(total / stakes.shape[0])
+            lead = sums[1] if side == 0 else -sums[1]
+            if decided[0] == 0 and evidence[n, side] >= threshold and lead >= ERRORS_AHEAD * error:
+                decided[0] = 1 + side

@@ -258,7 +258,7 @@ class RefitLoop(StatefulFold):
         return self._decision(DecisionKind.NO_CANDIDATE, {"reason": reason})
 
     def _end_duel_if_due(self) -> list[LoopDecision]:
-        winner, count = self.duel.winner, self.duel.count
+        winner, count = _winner_of(self.duel), self.duel.count
         fitted_to = int(self.numbers[LAST] - self.numbers[FIRST])
         evidence = _evidence(self.duel, int(self.numbers[CHALLENGER]))
         if winner is Winner.CHALLENGER:
@@ -274,7 +274,7 @@ class RefitLoop(StatefulFold):
         if self.phase not in {Phase.WATCHING, Phase.DUEL}:
             return None
         for index, duel in enumerate(self.earlier_duels):
-            if duel.winner is Winner.CHALLENGER:
+            if _winner_of(duel) is Winner.CHALLENGER:
                 version = int(self.earlier[index])
                 self.numbers[[PHASE, CHALLENGER]] = Phase.PROPOSED, version
                 return self._decision(DecisionKind.ROLLBACK, _evidence(duel, version))
@@ -349,6 +349,12 @@ class RefitLoop(StatefulFold):
 
     def _decision(self, kind: DecisionKind, evidence: Mapping[str, Any]) -> LoopDecision:
         return LoopDecision(kind, self.seen, self.champion, evidence)
+
+
+def _winner_of(duel: Duel) -> Winner:
+    """Return who won, unless the labels since cost it the lead: the sentence names the mean gain of all."""
+    leads = duel.gain > 0 if duel.winner is Winner.CHALLENGER else duel.gain < 0
+    return duel.winner if leads else Winner.UNDECIDED
 
 
 def _evidence(duel: Duel, version: int) -> dict[str, Any]:

@@ -232,6 +232,30 @@ def test_a_side_wins_at_evidence_of_40() -> None:
         assert duel.winner is winner
 
 
+def test_a_side_wins_only_while_it_is_ahead() -> None:
+    """The stakes are low where much can be lost, so the evidence grows although the challenger lost more."""
+    champion = np.full((150, 2), 0.5)
+    challenger = np.array([[0.999, 0.001]] + [[0.6, 0.4]] * 149)
+    labels = np.array([1] + [0] * 149)
+    for count, winner in ((32, Winner.UNDECIDED), (100, Winner.UNDECIDED), (150, Winner.CHALLENGER)):
+        duel = Duel(2)
+        evidence = duel.update(champion[:count], challenger[:count], labels[:count])
+        assert evidence[-1, 0] > 3.68888
+        assert duel.winner is winner
+        other = Duel(2)
+        other.update(challenger[:count], champion[:count], labels[:count])
+        assert other.winner is (Winner.CHAMPION if count == 150 else Winner.UNDECIDED)
+
+
+def test_a_duel_that_was_stored_without_its_squares_begins_anew() -> None:
+    duel, rows = Duel(2), np.full((9, 2), 0.5)
+    duel.update(rows, rows, np.zeros(9, np.int64))
+    state = duel.state_dict()
+    state["sums"] = state["sums"][:2]
+    duel.load_state_dict(state)
+    assert (duel.count, duel.sums.tolist()) == (0, [0.0, 0.0, 0.0])
+
+
 def test_equal_sides_are_seldom_decided() -> None:
     """Each side moves the same mass from one of two equally likely classes: both lose the same on average."""
     decided = 0

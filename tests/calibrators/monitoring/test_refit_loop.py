@@ -190,6 +190,22 @@ def test_a_worse_or_equal_challenger_does_not_win(monkeypatch: pytest.MonkeyPatc
     assert [decision.kind.value for decision in decided] == ["duel_undecided"]
 
 
+@pytest.mark.parametrize(("lost", "kinds"), [(0, ["duel_won"]), (5, [])])
+def test_a_winner_that_lost_its_lead_since_is_not_proposed(lost: int, kinds: list[str]) -> None:
+    """Decisions are made every 50 labels, and name the mean gain of all of them."""
+
+    def calibrate(version: int, logits: Array) -> Array:
+        return normalised(np.exp(logits * version))
+
+    loop = RefitLoop(2, calibrate, version=0)
+    loop.numbers[[refit_loop.PHASE, refit_loop.LAST]] = Phase.FITTING, 1000
+    loop.fitted(1, name="ts", nll=0.1, champion_nll=0.2)
+    logits = np.log([[0.6, 0.4]] * (50 - lost) + [[0.999, 0.001]] * lost)
+    decided = loop.update(logits, np.array([0] * (50 - lost) + [1] * lost))
+    assert [one.kind.value for one in decided if one.kind is DecisionKind.DUEL_WON] == kinds
+    assert loop.duel.winner is Winner.CHALLENGER
+
+
 def test_an_earlier_version_is_returned_to_at_evidence_of_200() -> None:
     """Each of these duels follows another, so they decide wrongly with a probability of .01 only."""
     service = Service()
