@@ -26,9 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from boxcal.calibrators.evaluation.outcomes import Indices, Tell, Vector, silent
+from boxcal.calibrators.evaluation.outcomes import Indices, Tell, Vector, effective_count, silent
 from boxcal.calibrators.evaluation.toplabel import Resampled, TopLabelError
-from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.threads import in_order
 
 LEVEL = 0.95
@@ -166,7 +165,7 @@ def proportion_estimate(
     With weights or groups (N,), the interval is that of the effective number of samples.
     """
     share = float(np.average(hits, weights=weights))
-    count = max(1, round(_effective_count(hits, weights, groups)))
+    count = max(1, round(effective_count(hits, weights, groups)))
     found = round(share * count)
     squared = NORMAL**2
     centre = (found + squared / 2) / (count + squared)
@@ -186,28 +185,11 @@ def proportion_difference(
     """
     difference = after - before
     gained, lost = (float(np.average(sign * difference > 0, weights=weights)) for sign in (1, -1))
-    count = _effective_count(difference, weights, groups)
+    count = effective_count(difference, weights, groups)
     up, down = (gained * count + 1) / (count + 2), (lost * count + 1) / (count + 2)
     half = NORMAL * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     value = gained - lost
     return Estimate(value, max(-1.0, min(value, up - down - half)), min(1.0, max(value, up - down + half)))
-
-
-def _effective_count(values: Vector, weights: Vector | None, groups: Indices | None) -> float:
-    """Return how many independent samples would give the mean of values its variance (Kish 1965).
-
-    Never more than the weights leave; the number of groups where the values are all the same.
-    """
-    count = float(len(values)) if weights is None else effective_samples(weights)
-    if groups is None and weights is None:
-        return count
-    surplus = values - np.average(values, weights=weights)
-    parts = surplus if weights is None else surplus * weights
-    sums = parts if groups is None else np.bincount(groups, parts).astype(np.float64)
-    total = float((sums**2).sum())
-    if total == 0.0:
-        return min(count, float(len(sums)))
-    return min(count, float(np.average(surplus**2, weights=weights)) * len(values) ** 2 / total)
 
 
 @dataclass(frozen=True, eq=False)

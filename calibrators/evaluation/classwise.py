@@ -61,6 +61,13 @@ class ClassCells:
             tell(min(1.0, (place + 1) * ROWS_AT_ONCE / self.samples))
         gap = self.mass - self.hits
         self.variance = np.maximum(np.maximum(squares - gap**2 / self.samples, implied), 0.0)
+        self.inflation = 1.0  # By how much groups raise the mean of a perfect `brier_calibration`
+        if scored.groups is not None:
+            alone, groups = self.variance, np.unique(scored.groups, return_inverse=True)[1].astype(np.int64)
+            squares += _shared_squares(scored, groups, weights, cells)
+            self.variance = np.maximum(squares - gap**2 / (int(groups.max()) + 1), alone)
+            means = ((one / self.sizes).sum() for one in (self.variance, alone))
+            self.inflation = float(next(means) / max(next(means), 1e-300))
 
     def influences(self, scored: Outcomes, tell: Tell = silent) -> list[Vector]:
         """Return sum over classes k of weights[cell] * (p_k - 1{y = k}) of each sample, twice (N,).
@@ -108,6 +115,24 @@ class ClassCells:
         return result
 
 
+def _shared_squares(scored: Outcomes, groups: Indices, weights: Vector, cells: int) -> Vector:
+    """Return by how much groups (N,) of samples raise the sums of squared residuals (cells,)."""
+    from boxcal.calibrators.evaluation import loops  # noqa: PLC0415 - numba loads when needed
+
+    order = np.argsort(groups, kind="stable")
+    order = order[np.bincount(groups)[groups[order]] > 1]
+    squares, open_sums = np.zeros(cells), np.zeros(cells + 1)
+    for start in range(0, len(order), ROWS_AT_ONCE):
+        part = order[start : start + ROWS_AT_ONCE]
+        rows = scored.probabilities.at(part)
+        residuals = rows.copy()
+        residuals[np.arange(len(part)), scored.labels[part]] -= 1.0
+        residuals *= weights[part, None]
+        loops.tally_groups(residuals, cell_indices(rows), groups[part], open_sums, squares)
+    result: Vector = squares + open_sums[:-1] ** 2
+    return result
+
+
 class _Influenced:
     """A metric whose deviations are the influence of its samples plus a known bias and its variance."""
 
@@ -115,6 +140,7 @@ class _Influenced:
     value: float
     centre: float
     statistic: float
+    perfect_scale: float = 1.0
     _influence: Vector
     _excess: float
     _stretch: float
@@ -161,6 +187,7 @@ class BrierCalibration(_Influenced):
 
     def __init__(self, cells: ClassCells, by_gap: Vector) -> None:
         self.value = self.statistic = self.centre = float(cells.brier_calibration(cells.hits))
+        self.perfect_scale = cells.inflation
         self._root = math.sqrt(self.value)
         count = cells.sizes
         self._excess = math.sqrt(float((cells.variance / count).sum()) / cells.samples)

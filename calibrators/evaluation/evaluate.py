@@ -194,7 +194,7 @@ def judge(
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
         statistics[metric.name] = metric.statistic
-        reach = metric.statistic <= quantile(drawn[metric.name], (1 + LEVEL) / 2)
+        reach = metric.statistic <= metric.perfect_scale * quantile(drawn[metric.name], (1 + LEVEL) / 2)
         estimates[metric.name] = deviations[metric.name].estimate(
             reaches_zero=bool(reach) and metric.name not in TWO_SIDED
         )

@@ -49,6 +49,25 @@ def tally(rows: Array, cells: Array, labels: Array, weights: Array, sums: Array)
 
 
 @compiled
+def tally_groups(residuals: Array, cells: Array, groups: Array, open_sums: Array, squares: Array) -> None:
+    """Add to squares (cells,) the squared sum over each group in each cell of residuals (n, K), less squares.
+
+    `groups` (n,): rows of a group follow each other. `open_sums` (cells + 1,): the sums of the group that the
+    last rows were of, which more rows may belong to, and the group; its sums are added once another begins.
+    """
+    last = squares.shape[0]
+    for n in range(residuals.shape[0]):
+        if groups[n] != open_sums[last]:
+            for cell in range(last):
+                squares[cell] += open_sums[cell] * open_sums[cell]
+                open_sums[cell] = 0.0
+            open_sums[last] = groups[n]
+        for k in range(residuals.shape[1]):
+            open_sums[cells[n, k]] += residuals[n, k]
+            squares[cells[n, k]] -= residuals[n, k] * residuals[n, k]
+
+
+@compiled
 def draw_labels(rows: Array, uniform: Array, labels: Array) -> None:
     """Draw labels (n, draws) from the distributions in rows (n, K), by inversion of uniform numbers.
 

@@ -18,6 +18,7 @@ from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.array_ops import row_sum, softmax
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
+from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.scores import BEYOND
 from boxcal.calibrators.threads import over_blocks
 
@@ -231,3 +232,22 @@ def _check_rows(rows: Matrix, start: int) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise InvalidDataError(f"probabilities must sum to 1; row {start + row} sums to {sums[row]}")
+
+
+def effective_count(values: Vector, weights: Vector | None, groups: Indices | None) -> float:
+    """Return how many independent samples would give the mean of values its variance (Kish 1965).
+
+    Never more than the weights leave; the number of groups where the values are all the same.
+    """
+    count = float(len(values)) if weights is None else effective_samples(weights)
+    if groups is None and weights is None:
+        return count
+    surplus = values - np.average(values, weights=weights)
+    parts = surplus if weights is None else surplus * weights
+    sums = parts
+    if groups is not None:  # of some samples, whose numbers may leave gaps
+        sums = np.bincount(np.unique(groups, return_inverse=True)[1], parts).astype(np.float64)
+    total = float((sums**2).sum())
+    if total == 0.0:
+        return min(count, float(len(sums)))
+    return min(count, float(np.average(surplus**2, weights=weights)) * len(values) ** 2 / total)

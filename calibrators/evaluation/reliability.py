@@ -43,22 +43,23 @@ def reliability_data(
     points: int = CURVE_POINTS,
     narrowest: float = NARROWEST,
     weights: Vector | None = None,
+    groups: Indices | None = None,
 ) -> dict[str, Any]:
     """Return the data of a reliability diagram for JSON.
 
     `confidence`: float64 (N,), probability of the predicted label, or of one class. `correct`: float64 (N,),
     1 if that label is the true one, else 0. `weights`: float64 (N,), how much each sample counts, of mean 1;
-    counts are of samples. Returns `samples`, `accuracy`, `mean_confidence`; `bins` (15 of equal width,
-    without empty ones), each with its edges, count, mean confidence, accuracy and the accuracy's 95 %
-    interval; `curve` with `confidence`, `accuracy` and the `band_low`, `band_high` between which 95 % of such
-    curves lie when labels are drawn from the confidences, and the `bandwidth`; `histogram` with `counts` of
-    40 equal bins.
+    counts are of samples. `groups`: int64 (N,), samples of one group are not independent. Returns `samples`,
+    `accuracy`, `mean_confidence`; `bins` (15 of equal width, without empty ones), each with its edges,
+    count, mean confidence, accuracy and the accuracy's 95 % interval; `curve` with `confidence`, `accuracy`
+    and the `band_low`, `band_high` between which 95 % of such curves lie when labels are drawn from the
+    confidences, and the `bandwidth`; `histogram` with `counts` of 40 equal bins.
     """
     return {
         "samples": len(confidence),
         "accuracy": _mean(correct, weights),
         "mean_confidence": _mean(confidence, weights),
-        "bins": _bins(confidence, correct, weights),
+        "bins": _bins(confidence, correct, weights, groups),
         "curve": _curve(confidence, correct, weights, seed=seed, points=points, narrowest=narrowest),
         "histogram": {
             "counts": np.histogram(confidence, bins=HISTOGRAM_BINS, range=(0.0, 1.0))[0].tolist(),
@@ -70,14 +71,17 @@ def _mean(values: Vector, weights: Vector | None) -> float:
     return float(values.mean() if weights is None else np.average(values, weights=weights))
 
 
-def _bins(confidence: Vector, correct: Vector, weights: Vector | None) -> list[dict[str, float]]:
+def _bins(
+    confidence: Vector, correct: Vector, weights: Vector | None, groups: Indices | None
+) -> list[dict[str, float]]:
     edges = bin_edges(confidence, "width")
     index = bin_indices(confidence, edges)
     result = []
     for number in np.unique(index):
         inside = index == number
         inside_weights = None if weights is None else weights[inside]
-        accuracy = proportion_estimate(correct[inside], inside_weights)
+        inside_groups = None if groups is None else groups[inside]
+        accuracy = proportion_estimate(correct[inside], inside_weights, inside_groups)
         result.append(
             {
                 "low": float(edges[number]),
@@ -157,6 +161,7 @@ def class_reliability(
                 points=CLASS_POINTS,
                 narrowest=2 * NARROWEST,
                 weights=before.weights,
+                groups=before.groups,
             )
             for name, values in columns.items()
         }

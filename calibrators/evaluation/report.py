@@ -375,8 +375,9 @@ def reliability_of(
     found: dict[str, Any] = {}
     for place, (name, side) in enumerate((("before", before), ("after", after))):
         tell(0.1 * place, stage)
+        scored = side.scored
         found[name] = reliability_data(
-            side.scored.confidence, side.scored.correct, seed=seed, weights=side.scored.weights
+            scored.confidence, scored.correct, seed=seed, weights=scored.weights, groups=scored.groups
         )
     found["classes"] = class_reliability(
         before.scored,

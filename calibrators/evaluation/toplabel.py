@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
-from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.outcomes import Indices, Outcomes, Vector, effective_count
 from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals
 
 Matrix = NDArray[np.float64]
@@ -24,12 +24,16 @@ _MOST_POINTS = 1000
 
 
 class Resampled(Protocol):
-    """A metric whose distance from the truth resampling shows; `statistic` is what a p-value compares."""
+    """A metric whose distance from the truth resampling shows; `statistic` is what a p-value compares.
+
+    `perfect_scale`: by how much groups of samples raise what perfect calibration shows.
+    """
 
     name: str
     value: float
     statistic: float
     centre: float
+    perfect_scale: float
 
     def noise(self, surplus: Matrix) -> Matrix:
         """Return what moves when sample i counts 1 + surplus[i] times, (cells, R) for surplus (N, R)."""
@@ -68,6 +72,7 @@ class TopLabelError:
     """A calibration error of the predicted label's probability: here the sum of absolute averages."""
 
     name: str
+    perfect_scale = 1.0
 
     def __init__(self, scored: Outcomes) -> None:
         self._scored = scored
@@ -242,6 +247,9 @@ class MaximumError:
         if scored.weights is not None:
             self._mass, squares = self._sums(np.column_stack([scored.weights, scored.weights**2])).T
             self._counts = self._mass**2 / squares
+        if scored.groups is not None:
+            parts = np.split(self._order, self._starts[1:])
+            self._counts = np.array([self._independent(scored, part) for part in parts])
         self._correct, self._confidence = (
             self._sums(scored.weighted(values[:, None]))[:, 0]
             for values in (scored.correct, scored.confidence)
@@ -249,6 +257,14 @@ class MaximumError:
         self._confidence /= self._mass
         self._correct *= self._counts / self._mass
         self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
+
+    @staticmethod
+    def _independent(scored: Outcomes, part: Indices) -> float:
+        """Return how many independent samples those of a bin are worth."""
+        groups = None if scored.groups is None else scored.groups[part]
+        return effective_count(
+            scored.correct[part], None if scored.weights is None else scored.weights[part], groups
+        )
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the MCE (R,) that each column of residuals (N, R) would give."""

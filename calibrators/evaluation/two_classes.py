@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate, proportion_estimate
-from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector
+from boxcal.calibrators.evaluation.outcomes import Indices, Outcomes, Vector
 from boxcal.calibrators.label_checks import logistic
 
 SMALLEST = 1e-15
@@ -50,10 +50,11 @@ class EventCalibration:
         }
 
 
-def event_curve(p: Vector, y: Vector, weights: Vector) -> dict[str, Any]:
+def event_curve(p: Vector, y: Vector, weights: Vector, groups: Indices | None = None) -> dict[str, Any]:
     """Return the data of a reliability curve on the axis of the log odds, for JSON.
 
     `p`: (N,), probabilities of the event. `y`: (N,), 1 where it happened, else 0. `weights`: (N,).
+    `groups`: int64 (N,), samples of one group are not independent.
 
     Returns `bins`, at most ten, each with its `count`, `probability` (the mean), `observed` (the share of
     events), and the 95 % interval of this, `observed_low` to `observed_high`. All have about the same sum of
@@ -67,7 +68,7 @@ def event_curve(p: Vector, y: Vector, weights: Vector) -> dict[str, Any]:
     bins = np.minimum((BINS * middle).astype(np.int64), BINS - 1)[index]
     found = []
     for inside in (bins == number for number in np.unique(bins)):
-        observed = proportion_estimate(y[inside], weights[inside])
+        observed = proportion_estimate(y[inside], weights[inside], None if groups is None else groups[inside])
         found.append(
             {
                 "count": int(inside.sum()),
@@ -120,7 +121,7 @@ def event_calibration(scored: Outcomes) -> EventCalibration | None:
         variance = spread(excess[:, None])[0, 0]
     z = float(weights @ excess) / math.sqrt(variance) if variance > 0 else math.nan
     p_value = math.erfc(abs(z) / math.sqrt(2.0))
-    curve = event_curve(p, y, weights)
+    curve = event_curve(p, y, weights, scored.groups)
     return EventCalibration(observed, expected, ratio, intercept, slope, z, p_value, curve)
 
 

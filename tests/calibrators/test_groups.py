@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 import torch
 
+from boxcal.calibrators.array_ops import softmax
 from boxcal.calibrators.data import check_validation_set, fold_masks
 from boxcal.calibrators.evaluation.bootstrap import Resamples, mean_estimates
 from boxcal.calibrators.evaluation.evaluate import judge
 from boxcal.calibrators.evaluation.outcomes import outcomes
-from boxcal.calibrators.evaluation.report import cross_fitted_report
+from boxcal.calibrators.evaluation.report import cross_fitted_report, reliability_of
+from boxcal.calibrators.evaluation.two_classes import event_calibration
 
 RNG = np.random.default_rng(3)
 LOGITS = RNG.normal(size=(120, 4)) * 2
@@ -104,3 +106,27 @@ def test_intervals_cover_the_mean_of_groups_of_any_size() -> None:
         )
         inside += found.low <= 0.0 <= found.high
     assert inside >= 180  # 95 % of 200 are 190; without groups it is about 100
+
+
+@pytest.mark.parametrize("num_classes", [2, 10])
+def test_copies_count_as_one_sample_in_every_interval(num_classes: int) -> None:
+    rng = np.random.default_rng(1)
+    logits = 2 * rng.normal(size=(300, num_classes))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    rows = softmax(1.5 * logits)
+    groups = np.repeat(np.arange(300), 4)
+    once = judge(outcomes(rows, labels))
+    often = judge(outcomes(np.repeat(rows, 4, axis=0), np.repeat(labels, 4), None, groups))
+    for name, one in once.estimates.items():
+        # The labels that the rows imply, which limit a variance from below, are drawn for each copy.
+        most = 0.07 if name == "brier_refinement" else 1e-5
+        assert (often.estimates[name].low, often.estimates[name].high) == pytest.approx(
+            (one.low, one.high), rel=most, abs=1e-12
+        ), name
+    bins = [reliability_of(side, side, 0)["before"]["bins"] for side in (once, often)]
+    for side, found in zip((once, often), bins, strict=True):
+        if (events := event_calibration(side.scored)) is not None:
+            found.extend(events.curve["bins"])
+    for one_bin, other in zip(*bins, strict=True):
+        assert other.pop("count") == 4 * one_bin.pop("count")
+        assert other == pytest.approx(one_bin)
