@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pyarrow import ipc
 
 from boxcal.app.cli.offline import Bound, bounds_of, calibrator_of, image_of, scores_of
-from boxcal.app.cli.output import Advance, UsageError, escape, messages, naming, progress_bar
+from boxcal.app.cli.output import Advance, UsageError, check_outputs, escape, messages, naming, progress_bar
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.cli.validation import saved_calibrator, unpacked
 from boxcal.app.fitting.backbones import BackboneSource
@@ -375,10 +375,8 @@ def _check_output(source: Path, output: Path, folder: Path) -> None:
     """Refuse, before any work, an output that cannot be written or would replace files of others."""
     if output.suffix not in FORMATS:
         raise UsageError(f"--output writes .parquet or .csv, which {output.name} is not")
-    if output.is_dir():
-        raise UsageError(f"--output {output} is a folder; name a file, such as {output / 'out.parquet'}")
-    if output.exists() and source.exists() and output.samefile(source):
-        raise UsageError(f"--output {output} is the source itself; name another file")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    check_outputs([output], source)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / NOTE).exists():
         raise UsageError(
             f"{folder}, where the parts of the output are kept until it is whole, holds other files; move it "

@@ -11,6 +11,7 @@ import typer
 
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
+    check_outputs,
     escape,
     messages,
     plain_table,
@@ -74,6 +75,7 @@ def compare(
         labels_as=labels_as,
         class_mix=class_mix,
     )
+    check_outputs([markdown, csv], file, test, labels)
     methods = method or []
     for name in methods:
         if name != "auto":

@@ -16,6 +16,7 @@ import typer
 from boxcal.app.cli import options
 from boxcal.app.cli.output import (
     UsageError,
+    check_outputs,
     escape,
     messages,
     metrics_table,
@@ -89,6 +90,7 @@ def fit(
         labels_as=labels_as,
         class_mix=class_mix,
     )
+    check_outputs([output, report, diagram, html], file, labels)
     with joined(file, labels) as source:
         if url is None:
             with naming(file):

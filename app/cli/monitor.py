@@ -17,6 +17,7 @@ import numpy as np
 
 from boxcal.app.cli.output import (
     UsageError,
+    check_outputs,
     escape,
     messages,
     naming,
@@ -245,6 +246,7 @@ def run(
     """Replay, save the plot, and show the numbers."""
     if plot is not None and plot.suffix.lower() not in {".svg", ".png"}:
         raise UsageError(f"{plot} is no .svg or .png file")
+    check_outputs([plot], file)
     loaded = None if calibrator is None else saved_calibrator(calibrator)
     log = read(file, declared, None if loaded is None else loaded.classes)
     warnings = [] if loaded is None else _warnings(log, loaded)

@@ -124,6 +124,18 @@ class UsageError(Exception):
     """The arguments of a command do not make sense together; the message says which."""
 
 
+def check_outputs(outputs: Iterable[Path | None], *sources: Path | None) -> None:
+    """Refuse, before any work, outputs that cannot be written or would replace what is read."""
+    read = [source for source in sources if source is not None and source.exists()]
+    for path in filter(None, outputs):
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(f"{path}: there is no folder {path.parent}")
+        if path.exists() and any(path.samefile(source) for source in read):
+            raise UsageError(f"{path} is the source itself; name another file")
+
+
 class CannotStart(Exception):
     """Something that the service needs is not there; the message says what."""
 

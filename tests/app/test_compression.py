@@ -128,7 +128,7 @@ def test_the_limit_of_a_body_is_that_of_its_decompressed_bytes(
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:boxcal:problem:body-too-large")
 
 
-def test_no_step_takes_or_gives_more_than_64_kb() -> None:
+def test_each_step_of_decompression_takes_and_gives_at_most_64_kb() -> None:
     data = np.random.default_rng(0).integers(0, 4, 5 * STEP, np.uint8).tobytes() + bytes(20 * STEP)
     packed = gzip.compress(data)
 

@@ -49,7 +49,7 @@ def test_the_true_probabilities_of_a_naive_bayes_model_are_found() -> None:
     assert loss["auto"] < lowest + 0.01
 
 
-def test_it_takes_the_place_of_dirichlet_unless_it_would_read_too_many_numbers(
+def test_polynomial_replaces_dirichlet_in_auto_unless_the_data_are_too_large(
     data: ValidationSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given, offered in ((data, "mix+polynomial"), (data.rows(np.arange(2000) < 199), "dirichlet")):

@@ -96,6 +96,33 @@ def test_samples_drawn_by_class_are_judged_as_requests(
         assert methods[0]["metrics"]["nll"]["value"] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("fit", "--method", "ts", "--output"),
+        ("fit", "--method", "ts", "--report"),
+        ("fit", "--method", "ts", "--html"),
+        ("compare", "--method", "ts", "--csv"),
+        ("compare", "--method", "ts", "--markdown"),
+    ],
+    ids=" ".join,
+)
+def test_an_output_that_cannot_be_or_would_replace_the_source_is_refused(
+    boxcal: Boxcal, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Before the fit, and with the source as it was."""
+    logits, labels = overconfident(100, 3)
+    source = tmp_path / "v.svg"
+    with source.open("wb") as file:
+        np.savez(file, logits=logits, labels=labels)
+    before = source.read_bytes()
+    name, *options = command
+    boxcal(name, source, *options, source).refuses("v.svg is the source itself; name another file")
+    boxcal(name, source, *options, tmp_path).refuses(f"{tmp_path} is a folder; name a file in it")
+    boxcal(name, source, *options, tmp_path / "none" / "x").refuses(f"x: there is no folder {tmp_path}/none")
+    assert source.read_bytes() == before
+
+
 def test_a_column_of_groups_can_be_named(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
     logits, labels = overconfident(400)
     patients = np.arange(400) // 8
