@@ -6,6 +6,7 @@ Folds of a validation set; the copies of a row, and the rows of a group, are alw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -174,6 +175,9 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         array = np.asarray(values)
     except ValueError as error:
         raise InvalidDataError(f"{name} is not a rectangular array: {error}") from error
+    if array.dtype.kind == "O" and hasattr(values, "to_numpy"):  # numbers of pandas that may be missing
+        with suppress(TypeError, ValueError):
+            array = values.to_numpy(dtype=np.float64, na_value=np.nan)
     if array.dtype.kind not in "fiub":
         raise InvalidDataError(f"{name} must hold numbers, not {array.dtype}")
     return array
@@ -211,25 +215,39 @@ def check_logits(logits: Any) -> NDArray[Any]:
 def named_columns(scores: Any) -> list[str] | None:
     """Return the names of the columns of a DataFrame; None for other scores."""
     columns = getattr(scores, "columns", None)
-    return None if columns is None else [str(name) for name in columns]
+    if columns is None:
+        return None
+    names = [str(name) for name in columns]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidDataError(f"the logits have more than one column {twice!r:.100}")
+    return names
 
 
 def label_indices(labels: Any, classes: list[str]) -> Any:
-    """Turn labels that are texts into the indices of the classes; leave others as they are.
+    """Turn labels that name classes into their indices: texts, and integers where these name all classes.
+
+    Other labels are left as they are. Integers that are the indices of their classes name nothing.
 
     Raises
     ------
     InvalidDataError
         Naming the label that is no class.
     """
-    names = np.asarray(labels)
-    if names.dtype.kind not in "OU":
-        return labels
+    found = np.asarray(labels)
+    if found.dtype.kind == "O" and all(type(label) is int for label in found.tolist()):  # `Int64` of pandas
+        found = found.astype(np.int64)
     index = {name: position for position, name in enumerate(classes)}
-    for row, name in enumerate(names.tolist()):
+    if found.dtype.kind not in "OU":
+        are_integers = all(name.removeprefix("-").isdecimal() for name in classes)
+        is_whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and (found == np.floor(found)).all())
+        if not (are_integers and is_whole) or classes == [str(place) for place in range(len(classes))]:
+            return found
+        found = found.astype(np.int64)
+    for row, name in enumerate(found.tolist()):
         if str(name) not in index:
             raise InvalidDataError(f"labels[{row}] is {name!r:.100}, which names no column of the logits")
-    return np.array([index[str(name)] for name in names.tolist()])
+    return np.array([index[str(name)] for name in found.tolist()])
 
 
 def check_labels(labels: Any, num_samples: int, num_classes: int) -> Indices:
@@ -370,6 +388,7 @@ def _resampled_weights(data: ValidationSet) -> Floats:
 
 def _weighted(data: ValidationSet, weights: Floats) -> ValidationSet:
     """Leave out samples of weight 0, and give the others their weights unless these are equal."""
+    weights = weights / weights.max()  # the smallest of weights that differ much become 0
     used = weights > 0
     if not used.all():
         count = int(used.sum())

@@ -157,7 +157,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         """
         _check_present(y)
         checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(
-            self, _two_dimensional(logits), y, dtype=np.float64
+            self, _two_dimensional(_named_by_texts(logits)), y, dtype=np.float64
         )
         values, names = checked
         check_classification_targets(names)
@@ -214,6 +214,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
 
     def _calibrated(self, logits: ArrayLike) -> CalibratedArrays:
         check_is_fitted(self)
+        logits = _named_by_texts(logits)
         names = getattr(self, "feature_names_in_", None)
         if names is not None and set(getattr(logits, "columns", ())) == set(names):
             logits = logits[list(names)]  # type: ignore[index, call-overload] # a DataFrame, by name
@@ -512,6 +513,18 @@ def _check_columns(estimator: Any) -> None:
 def _two_dimensional(scores: Any) -> Any:
     """Give one score for each sample, (N,), as one column (N, 1)."""
     return np.asarray(scores).reshape(-1, 1) if len(getattr(scores, "shape", (0, 0))) == 1 else scores
+
+
+def _named_by_texts(scores: Any) -> Any:
+    """Name the columns of a DataFrame by texts where integers name them: scikit-learn knows no other names.
+
+    Integers that count the columns name nothing.
+    """
+    columns = list(getattr(scores, "columns", ()))
+    are_integers = all(isinstance(name, int | np.integer) for name in columns)
+    if not columns or not are_integers or columns == list(range(len(columns))):
+        return scores
+    return scores.set_axis([str(name) for name in columns], axis=1)
 
 
 def _check_present(labels: Any) -> None:

@@ -134,11 +134,11 @@ def fit_checked(
     """
     started = time.perf_counter()
     method = parse(name)
+    check_scale(data)
     if method.mixed:
         return _fit_mixed(name, data, seed=seed, progress=progress, thorough=thorough)
     report = progress or (lambda fraction, stage: None)
     report(0.0, f"fitting {name}")
-    check_scale(data)
     uncalibrated = mean_nll(data)
     reached = 0.0
 

@@ -18,7 +18,8 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 
 from boxcal import BoxCalibratedClassifier, BoxCalibrator, fit
-from boxcal.calibrators.errors import ValidationDataWarning
+from boxcal.calibrators.data import label_indices
+from boxcal.calibrators.errors import InvalidDataError, ValidationDataWarning
 
 CLASSES = np.array(["cat", "dog", "emu"])
 SQUARE = "a score of each class is required, and the check's data have other columns"
@@ -302,6 +303,51 @@ def test_data_frames_keep_their_names_and_a_class_outside_a_fold_is_named() -> N
         BoxCalibratedClassifier(LogisticRegression(), "ts").fit(rows[few], y[few])
 
 
+@pytest.mark.parametrize("names", [[2, 0, 1], [1, 2, 3], [-7, 40, 3], ["2", "0", "1"]])
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float64])
+def test_integers_that_name_the_columns_are_names(names: list[Any], kind: Any) -> None:
+    if min(map(int, names)) < 0 and kind is np.uint8:
+        kind = np.int16
+    rng = np.random.default_rng(1)
+    logits = 2 * rng.normal(size=(300, 3))
+    indices = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    named = np.array(names).astype(int)[indices]
+    table = pd.DataFrame(2 * logits, columns=names)
+    expected = fit("ts", 2 * logits, indices).on_arrays(2 * logits)
+    assert fit("ts", 2 * logits, indices).nll < 0.95 < fit("ts", 2 * logits, (indices + 1) % 3).nll
+    np.testing.assert_array_equal(fit("ts", table, named.astype(kind)).on_arrays(2 * logits), expected)
+    calibrator = BoxCalibrator("ts").fit(table, named)
+    order = np.argsort(np.array(names).astype(int))
+    for given in (table, table[table.columns[::-1]]):
+        np.testing.assert_allclose(calibrator.predict_proba(given), expected[:, order], rtol=1e-6)
+    with pytest.raises(InvalidDataError, match=r"labels\[1\] is 9, which names no column of the logits"):
+        fit("ts", table, np.where(np.arange(300) == 1, 9, named))
+
+
+def test_numbers_of_pandas_that_may_be_missing_are_numbers() -> None:
+    logits = np.random.default_rng(1).normal(size=(100, 3))
+    indices = logits.argmax(axis=1)
+    table = pd.DataFrame(logits, columns=list("abc")).convert_dtypes()
+    found = fit("ts", table, pd.Series(indices, dtype="Int64")).on_arrays
+    assert (
+        found.to_bytes() == fit("ts", pd.DataFrame(logits, columns=list("abc")), indices).on_arrays.to_bytes()
+    )
+    table.iloc[7, 1] = pd.NA
+    with pytest.raises(InvalidDataError, match="logits must be finite; row 7, class 1 is nan"):
+        fit("ts", table, indices)
+
+
+def test_integers_that_count_the_columns_are_indices() -> None:
+    logits = np.random.default_rng(1).normal(size=(100, 3))
+    indices = logits.argmax(axis=1)
+    table = pd.DataFrame(logits)
+    assert label_indices(indices, ["0", "1", "2"]) is indices
+    assert (
+        fit("ts", table, indices).on_arrays.to_bytes()
+        == fit("ts", table, indices.astype(str)).on_arrays.to_bytes()
+    )
+
+
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_tables_give_the_answers_of_arrays(library: str) -> None:
     frames: Any = pytest.importorskip(library)
@@ -322,6 +368,8 @@ def test_tables_give_the_answers_of_arrays(library: str) -> None:
         BoxCalibrator("ts").fit(other, y)
     result = fit("ts", table, frames.Series(indices), sample_weight=weight)
     np.testing.assert_array_equal(result.on_arrays(table), expected.result_.on_arrays(logits))
+    with pytest.raises(InvalidDataError, match="the logits have more than one column 'cat'"):
+        fit("ts", pd.DataFrame(logits, columns=["cat", "emu", "cat"]), indices)
     classifier = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(table, y, weight)
     plain = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(logits, CLASSES[indices], weights)
     np.testing.assert_array_equal(classifier.predict_proba(table), plain.predict_proba(logits))

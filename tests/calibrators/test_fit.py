@@ -342,7 +342,7 @@ def test_the_scale_of_the_logits_changes_nothing(method: str, factor: float) -> 
     )
 
 
-@pytest.mark.parametrize("method", ["uncalibrated", "matrix", "lb"])
+@pytest.mark.parametrize("method", ["uncalibrated", "matrix", "lb", "mix+ts"])
 def test_logits_beyond_all_scales_are_refused(method: str) -> None:
     logits, labels = confused(50, seed=3)
     with pytest.raises(InvalidDataError, match="fits take 1e-100 to 1e\\+100"):

@@ -38,6 +38,8 @@ def test_equal_weights_are_none_and_weight_0_is_absence(method: str) -> None:
     zero = fit(method, logits, labels, sample_weight=half)
     absent = fit(method, logits[half == 1], labels[half == 1])
     assert zero.calibrator.to_bytes() == absent.calibrator.to_bytes()
+    tiny = fit(method, logits, labels, sample_weight=np.where(half, 1e308, 1e-308))
+    assert tiny.calibrator.to_bytes() == absent.calibrator.to_bytes()
 
 
 @pytest.mark.parametrize("method", ["ts", "vector", "sms", "pts", "isotonic"])
