@@ -35,6 +35,9 @@ class BrowserRules:
         if not hosts:
             hosts = (*LOOPBACK_NAMES, settings.address) if is_loopback(settings.address) else (ANY,)
         self._hosts = frozenset(name.lower() for name in hosts)
+        # Probes and scrapes send the address of the pod. A page that comes from an address was not rebound:
+        # that takes a name.
+        self._any_address = bool(settings.allowed_host_names)
         self._origins = frozenset(origin.encode() for origin in settings.cors_origin_list)
         # Clients send the same few values, which are checked once; the number of those kept is bounded.
         self.check = lru_cache(maxsize=256)(self._check)
@@ -69,4 +72,14 @@ class BrowserRules:
             return True
         name = host.decode("latin-1").lower()
         start, colon, port = name.rpartition(":")
-        return (start if colon and port.isdigit() else name) in self._hosts
+        bare = start if colon and port.isdigit() else name
+        return bare in self._hosts or (self._any_address and _is_address(bare))
+
+
+def _is_address(name: str) -> bool:
+    """Whether a `Host` without its port is an IP address; one of version 6 stands in brackets."""
+    bracketed = name.startswith("[") and name.endswith("]")
+    try:
+        return ipaddress.ip_address(name[1:-1] if bracketed else name).version == (6 if bracketed else 4)
+    except ValueError:
+        return False

@@ -110,7 +110,12 @@ def test_without_listed_origins_there_is_no_cors(http: httpx.Client) -> None:
     [
         ({"host": "0.0.0.0"}, b"any.example", True),  # noqa: S104 - not listened on
         ({"host": "0.0.0.0", "allowed_hosts": "a.example, B.example"}, b"b.example:80", True),  # noqa: S104
-        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"127.0.0.1", False),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"b.example", False),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"127.0.0.1:8000", True),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"[fd00::1]:8000", True),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"10.0.0.7.nip.io", False),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"fd00::1", False),  # noqa: S104
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, b"[10.0.0.7]", False),  # noqa: S104
         ({"host": "127.0.0.1", "allowed_hosts": "*"}, b"any.example", True),
         ({"host": "127.0.0.5"}, b"127.0.0.5:80", True),
         ({"host": "127.0.0.5"}, b"any.example", False),
