@@ -13,6 +13,8 @@ from boxcal.models.inputs.images import ImageClassification
 
 MOST_BYTES = 16 * 2**20
 """Of a document; that of a model of 20,000 classes has one."""
+UNLIKE = ("Levit", "MobileViT", "MobileVit", "PoolFormer")
+"""Image processors whose sizes mean something else, or whose channels are turned round."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,6 +37,15 @@ def image_preprocessing(path: Path) -> ImageClassification:
             raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
     if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
         raise BackboneError(f"{path}: rescale_factor must be 1/255, and do_pad false.")
+    processor = str(found.get("image_processor_type") or found.get("feature_extractor_type") or "")
+    if processor.startswith(UNLIKE):
+        raise BackboneError(f"{path}: a {processor} resizes or normalises otherwise than boxcal does.")
+    for member in ("include_top", "rescale_offset", "do_flip_channel_order"):
+        # EfficientNet divides by `image_std` twice where include_top is true or missing.
+        if found.get(member, member == "include_top" and processor.startswith("EfficientNet")):
+            raise BackboneError(f"{path}: {member} is true, which boxcal does not reproduce.")
+    if found.get("crop_pct") and found.get("do_center_crop"):
+        raise BackboneError(f"{path}: crop_pct together with do_center_crop is not supported.")
     try:
         resize, crop = _sizes(found, path)
         return ImageClassification(

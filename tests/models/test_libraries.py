@@ -22,6 +22,8 @@ from tests.models.files import CLASS_NAMES as CLASSES
 from tests.models.files import TEXTS, WORDS, declare, word_tokenizer
 from tests.models.posting import Export, check_answers, check_fit
 
+SQUARE = {"size": {"height": 32, "width": 32}}
+CROPPED = {"size": 32, "crop_size": 32, "do_center_crop": True}
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -176,6 +178,16 @@ def test_a_folder_that_is_no_classifier_is_refused(
         ({"size": {"longest_edge": 384}}, "is unknown"),
         ({"size": 224, "do_normalize": False}, "do_normalize is false"),
         ({"size": 224, "rescale_factor": 1.0}, "rescale_factor must be 1/255"),
+        (SQUARE | {"include_top": False, "rescale_offset": False}, ((32, 32), None)),
+        (SQUARE | {"include_top": True}, "include_top is true"),
+        (SQUARE | {"image_processor_type": "EfficientNetImageProcessor"}, "include_top is true"),
+        (SQUARE | {"rescale_offset": True}, "rescale_offset is true"),
+        (SQUARE | {"do_flip_channel_order": True}, "do_flip_channel_order is true"),
+        (CROPPED, (32, 32)),
+        (CROPPED | {"crop_pct": 0.9}, "crop_pct together with do_center_crop"),
+        (CROPPED | {"image_processor_type": "LevitImageProcessorFast"}, "a LevitImageProcessorFast resizes"),
+        (CROPPED | {"feature_extractor_type": "MobileViTFeatureExtractor"}, "a MobileViTFeatureExtractor"),
+        ({"size": 32, "crop_pct": 0.9, "image_processor_type": "PoolFormerImageProcessor"}, "a PoolFormer"),
     ],
 )
 def test_the_configuration_of_an_image_processor_is_converted_or_refused(
