@@ -194,6 +194,10 @@ def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextIn
     pad = config.get("pad_token_id") or 0
     limits = (described.get("model_max_length") or 0, _positions(logits.network))
     names = [name for name in read if name in (IDS, MASK, TYPES)]
+    vocabulary = logits.network.get_input_embeddings()
+    # Networks without a table of their own for the types look these up among the tokens, or compute them.
+    tokens = getattr(vocabulary, "num_embeddings", 2**31)
+    types = getattr(logits.network.config, "type_vocab_size", None) or tokens
     inputs = TextInputs(
         names,
         ["int64"] * len(names),
@@ -201,8 +205,8 @@ def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextIn
         max_length=min((int(limit) for limit in limits if 0 < limit <= UNLIMITED), default=MAX_TOKENS),
         fixed_length=None,
         tokenizer=tokenizer if tokenizer.is_file() else None,
+        sizes={IDS: tokens, TYPES: types},
     )
-    vocabulary = logits.network.get_input_embeddings()
     if inputs.max_length <= SHORT or any(table is not vocabulary for _, table in _tables(logits.network)):
         with torch.inference_mode():
             inputs.limit_length(

@@ -36,6 +36,7 @@ class TextInputs:
 
     `fixed_length`: length to which every batch is padded; None for the longest sample of the batch.
     `tokenizer`: the `tokenizer.json` of the model; None to read tokens only.
+    `sizes`: the number of values that an input may have, where it is known.
     """
 
     kind: Kind = "texts"
@@ -50,6 +51,7 @@ class TextInputs:
         max_length: int,
         fixed_length: int | None,
         tokenizer: Path | None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.names = tuple(names)
         self._ids = IDS if IDS in names else self.names[0]
@@ -58,6 +60,9 @@ class TextInputs:
         self.max_length = min(max_length, fixed_length or max_length)
         self._fixed_length = fixed_length
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer, self.max_length)
+        self._sizes = dict(sizes or {})
+        if self._tokenizer is not None and not self._sizes:
+            self._sizes[self._ids] = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         self.members = ("tokens",) if tokenizer is None else ("text", "tokens")
 
     def refusal(self, member: str) -> str:
@@ -180,6 +185,8 @@ class TextInputs:
                 raise UnusableInput(f"tokens.{name} must be a list of {length} integers.")
             if not all(type(token) is int and 0 <= token < 2**31 for token in row):
                 raise UnusableInput(f"tokens.{name} must hold integers from 0.")
+            if (largest := max(row)) >= (size := self._sizes.get(name, 2**31)):
+                raise UnusableInput(f"tokens.{name} holds {largest}; the model reads 0 to {size - 1}.")
             rows.append(np.array(row, np.int64))
         return Tokens(rows)
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from tokenizers import processors
 
 from boxcal.app.client import BoxcalClient
-from boxcal.models import BackboneError
+from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.inputs.texts import TextInputs
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.running import running
@@ -118,6 +118,33 @@ def test_the_positions_of_an_onnx_file_are_found_by_trial(
     np.testing.assert_array_equal(served(served.inputs.batch(samples)), [[45, -45], [1, -1]])
     with pytest.raises(BackboneError, match="has 10 tokens; it must have 1 to 9"):
         served.inputs.decode("tokens", {"input_ids": [5] * 10}, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ({"input_ids": [6, 7]}, r"tokens.input_ids holds 7; the model reads 0 to 6\."),
+        (
+            {"input_ids": [6], "token_type_ids": [2]},
+            r"tokens.token_type_ids holds 2; the model reads 0 to 1\.",
+        ),
+    ],
+)
+def test_a_token_outside_the_vocabulary_is_refused(tokens: Any, message: str, tmp_path: Path) -> None:
+    served = load_backbone(folder_of(tmp_path, "Bert", BERT | {"max_position_embeddings": 8}, None))
+    served.inputs.decode("tokens", {"input_ids": [6], "token_type_ids": [1]}, 0)
+    with pytest.raises(UnusableInput, match=message):
+        served.inputs.decode("tokens", tokens, 0)
+
+
+def test_the_vocabulary_of_the_tokenizer_limits_other_models(tmp_path: Path) -> None:
+    word_tokenizer(WORDS, "<unk>").save(str(tmp_path / "tokenizer.json"))
+    inputs = TextInputs(
+        ["ids"], ["int64"], pad={}, max_length=8, fixed_length=None, tokenizer=tmp_path / "tokenizer.json"
+    )
+    inputs.decode("tokens", {"ids": [6]}, 0)
+    with pytest.raises(UnusableInput, match=r"tokens.ids holds 7; the model reads 0 to 6\."):
+        inputs.decode("tokens", {"ids": [7]}, 0)
 
 
 def test_a_model_that_reads_no_sample_is_refused() -> None:
