@@ -220,10 +220,10 @@ def _check_parts(
     Rows that the model was trained with make a calibrator too sure, and rows of one patient that are judged
     by a fit to others of the same make it look better than it is.
     """
-    for name in names:
+    found = [name for name in names if PART.fullmatch(name) or (group is None and SHARED.fullmatch(name))]
+    # Each takes a pass over the table.
+    for name in sorted(found, key=lambda name: PART.fullmatch(name) is None)[:MAX_LISTED]:
         is_part, is_shared = PART.fullmatch(name), group is None and SHARED.fullmatch(name)
-        if not (is_part or is_shared):
-            continue
         try:
             values, rows = label_values(name)
         except InvalidUpload:  # it has gaps, or other numbers than integers

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile
@@ -23,7 +25,7 @@ from pyarrow import ipc, types
 from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import MAX_COLUMNS
-from boxcal.app.tables.kinds import DELIMITERS
+from boxcal.app.tables.kinds import BOM, DELIMITERS
 
 START_ROWS_BYTES = 2**20
 BLOCK_BYTES = 4 * 2**20
@@ -36,7 +38,8 @@ DECIMAL_COMMA = re.compile(
 )
 DECIMAL_POINT = re.compile(rb"\d\.\d")
 """The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
-
+DECIMAL = b"boxcal.decimal"
+"""Where the batches of a CSV say, in their schema, how the numbers among its texts are written."""
 
 PAIR = {"label", "score"}
 """Members by which pipelines of text classification give the score of one class."""
@@ -67,7 +70,7 @@ def readable(kind: str) -> Generator[None]:
         raise InvalidUpload(f"The file announces more memory than it may take: {error}"[:500]) from error
     except (MemoryError, BoxcalError):
         raise
-    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, *DAMAGED_ZIP) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, ValueError, OverflowError, *DAMAGED_ZIP) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         said = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
@@ -132,7 +135,7 @@ def _open_records(file: IO[bytes]) -> OpenTable:
     content = file.read(most + 1)
     if len(content) > most:
         raise UploadTooLarge(f"The JSON document is larger than {most:,} bytes. Send .parquet.")
-    content = content.removeprefix(b"\xef\xbb\xbf")
+    content = content.removeprefix(BOM)
     if re.match(rb"\s*\[", content):
         parts = {"The document": content}
     else:
@@ -157,15 +160,19 @@ def _flat(record: dict[str, Any]) -> dict[str, Any]:
 
     Lists of `{"label": "cat", "score": 0.9}` become such members; they are sorted by score, so by name here.
     """
-    found: dict[str, Any] = {}
+    members: list[tuple[str, Any]] = []
     for name, value in record.items():
+        inner: Any
         inner, pairs = value, value if isinstance(value, list) else []
         if pairs and all(isinstance(one, dict) and one.keys() == PAIR for one in pairs):
-            inner = dict(sorted({str(one["label"]): one["score"] for one in pairs}.items()))
-        if isinstance(inner, dict):
-            found |= {f"{name}.{key}": one for key, one in inner.items()}
-        else:
-            found[name] = value
+            inner = sorted(((str(one["label"]), one["score"]) for one in pairs), key=itemgetter(0))
+        elif isinstance(value, dict):
+            inner = value.items()
+        members += [(name, value)] if inner is value else [(f"{name}.{key}", one) for key, one in inner]
+    found = dict(members)
+    if len(found) < len(members):
+        name = Counter(name for name, _ in members).most_common(1)[0][0]
+        raise InvalidUpload(f"A record of the document has more than one value of {name!r:.100}.")
     return found
 
 
@@ -204,7 +211,8 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             decimal_point=decimal,
         )
         file.seek(0)
-        return _valid(pacsv.open_csv(file, reading, parsing, converting))
+        found = _valid(pacsv.open_csv(file, reading, parsing, converting))
+        return (batch.replace_schema_metadata({DECIMAL: decimal}) for batch in found)
 
     def texts() -> dict[str, str]:
         whole = start if len(start) < START_ROWS_BYTES else _whole_rows(start)

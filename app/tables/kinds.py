@@ -13,6 +13,7 @@ from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 
 START_BYTES = 2**16
 GZIP_MAGIC = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
 UNPACKED_AT_ONCE = 2**20
 DELIMITERS = ",;\t|"
 FOREIGN = (

@@ -77,6 +77,9 @@ def as_indices(
     if labels.dtype.kind == "b" and classes is not None and {*classes} == {"False", "True"}:
         labels = labels.astype(str)
     if labels.dtype.kind in "iub":
+        if labels.dtype.kind == "u" and (large := labels > np.iinfo(np.int64).max).any():
+            row = int(large.argmax())
+            raise InvalidUpload(f"labels[{first + row}] is {labels[row]}, which is too large for an index.")
         numbers = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
         numbers = _whole(labels, first)

@@ -14,11 +14,13 @@ from pyarrow import types
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, Columns
-from boxcal.app.tables.formats import BATCH_ROWS, OpenTable
+from boxcal.app.tables.formats import BATCH_ROWS, DECIMAL, OpenTable
 from boxcal.app.tables.labels import label_names
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column, RowInputs
+
+WITH_COMMA = r"^(\s*[-+]?\d*),(\d+(?:[eE][-+]?\d+)?\s*)$"
 
 
 def arrays_of(
@@ -42,7 +44,7 @@ def arrays_of(
         if columns.group:
             found[GROUPS] = _groups(batch.column(columns.group), columns.group, first)
         if columns.weight:
-            found[SAMPLE_WEIGHT] = _weights(batch.column(columns.weight), first)
+            found[SAMPLE_WEIGHT] = _weights(_with_points(batch, columns.weight), first)
         yield found
         first += len(batch)
     if not first:
@@ -53,7 +55,7 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
     """Return the scores (n, K) of a batch of rows, the first of which has the number `first`."""
     if columns.is_list:
         name = columns.names[0]
-        column = _complete(_decoded(batch.column(name)), name, first)
+        column = _complete(_with_points(batch, name), name, first)
         may_be_single = columns.classes is None or len(columns.classes) == 2
         second = _single(column, name, first) if may_be_single and width in (0, 2) else None
         return lists_of(column, name, first, width) if second is None else two_columns(second, columns.kind)
@@ -77,7 +79,7 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, names: Sequence
         return np.asarray(_complete(column, names[0], first).to_numpy(zero_copy_only=False))
     rows = RowInputs(inputs.columns, names, has_missing=inputs.has_missing)
     columns = [
-        _feature(batch.column(name), column, name, first)
+        _feature(batch.column(name) if column.is_text else _with_points(batch, name), column, name, first)
         for column, name in zip(rows.by_feature, names, strict=True)
     ]
     return rows.of_columns(columns, first, FEATURES)
@@ -171,7 +173,12 @@ def _weights(column: Any, first: int) -> Array:
     kind = _complete(column, SAMPLE_WEIGHT, first).type
     if not (types.is_floating(kind) or types.is_integer(kind) or _is_text(kind)):
         raise InvalidUpload(f"The column `{SAMPLE_WEIGHT}` must hold numbers, got {kind}.")
-    return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
+    if not _is_text(kind):
+        return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
+    values = _numbers(column, SAMPLE_WEIGHT, first)
+    if (missing := np.flatnonzero(np.isnan(values))).size:
+        raise InvalidUpload(f"{SAMPLE_WEIGHT}[{first + int(missing[0])}] is missing.")
+    return values
 
 
 def _feature(column: Any, wanted: Column, name: str, first: int) -> Array:
@@ -215,6 +222,14 @@ def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
             )
             raise InvalidUpload(f"{said} is {text!r:.100}; it is a number.") from None
     return numbers
+
+
+def _with_points(batch: pa.RecordBatch, name: str) -> Any:
+    """Give a column that may hold numbers as texts, with a point where the file has a decimal comma."""
+    column = _decoded(batch.column(name))
+    if _is_text(column.type) and (batch.schema.metadata or {}).get(DECIMAL) == b",":
+        column = pc.replace_substring_regex(column, WITH_COMMA, r"\1.\2")
+    return column
 
 
 def _decoded(column: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import math
 import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
@@ -32,7 +33,7 @@ from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarg
 from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
-from boxcal.app.tables.kinds import START_BYTES, foreign_archive
+from boxcal.app.tables.kinds import BOM, START_BYTES, foreign_archive
 from boxcal.app.tables.labels import check_shape, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
 from boxcal.app.tables.scores import stored_dtype
@@ -206,6 +207,8 @@ def check_rows(name: str, shape: tuple[int, ...], count: int, num_classes: int |
     if shape[0] != count:
         raise InvalidUpload(f"`{name}` has {shape[0]} rows but `labels` has {count} values.")
     check_count(count)
+    if not shape[-1]:
+        raise InvalidUpload(f"`{name}` has no numbers in its rows; it needs one for each class.")
 
 
 def is_single(shape: tuple[int, ...]) -> bool:
@@ -252,6 +255,9 @@ def keep_arrays(
     """Keep arrays in blocks of rows; rows of features are converted to samples, unless they are."""
     inputs = expected.inputs
     arrays = dict(arrays)
+    for name, one in arrays.items():
+        if one.dtype.kind == "U":
+            _check_characters(name, one)
     refuse_matrix(arrays["labels"])
     own = _names_of(arrays.pop(CLASSES)) if CLASSES in arrays else expected.declared.classes
     kind = member
@@ -283,6 +289,13 @@ def keep_arrays(
 
     with naming_samples():
         keep_set(folder, batches(), kind, expected, columns=columns)
+
+
+def _check_characters(name: str, texts: Array) -> None:
+    """Refuse texts with numbers that are no characters: Python cannot make strings of them."""
+    codes = np.ascontiguousarray(texts).view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
+    if (highest := codes.max(initial=0)) > sys.maxunicode:
+        raise InvalidUpload(f"`{name}` holds {highest:#x}, which is the number of no character in Unicode.")
 
 
 def _names_of(classes: Array) -> list[str]:
@@ -330,7 +343,7 @@ def read_object(file: IO[bytes], size: int) -> dict[str, Any]:
             "Send .npz or .parquet."
         )
     try:
-        document = orjson.loads(file.read())
+        document = orjson.loads(file.read().removeprefix(BOM))
     except orjson.JSONDecodeError as error:
         is_lines = "after document" in str(error)
         advice = " Send lines of 64 KiB or more as one list: [{...}, {...}]." if is_lines else ""
@@ -366,7 +379,10 @@ def read_json(document: dict[str, Any], folder: Path, expected: Expected) -> Non
                 rows = [[row] for row in rows]  # of the second of two classes
             width = len(rows[0]) if rows and isinstance(rows[0], list) else 0
             width = len(classes) if classes is not None and name in SCORES and width != 1 else width
-            check_rows(name, (len(rows), width), count, None if classes is None else len(classes))
+            if name in SCORES:
+                check_rows(name, (len(rows), width), count, None if classes is None else len(classes))
+            else:
+                check_beside({name: (len(rows), width)}, count)
             check_size({name: 8 * len(rows) * width, "labels": 8 * count}, expected.max_bytes)
             arrays[name] = read_rows(rows, width, name)
         elif name != "labels":
@@ -413,7 +429,9 @@ def _labels(sent: list[Any]) -> Array:
     kinds = set(map(type, sent))
     width = len(sent[0]) if kinds == {list} else 0
     if width and all(len(one) == width for one in sent):
-        return _labels([label for one in sent for label in one]).reshape(-1, width)
+        flat = [label for one in sent for label in one]
+        if not any(isinstance(label, list) for label in flat):  # deeper ones are refused below
+            return _labels(flat).reshape(-1, width)
     if not (kinds <= {int, float, bool} or kinds == {str}):
         raise InvalidUpload("`labels` must be a list of class indices or of class names.")
     try:

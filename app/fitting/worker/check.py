@@ -26,6 +26,7 @@ from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, Stor
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
 from boxcal.app.tables.kinds import (
+    BOM,
     GZIP_MAGIC,
     START_BYTES,
     check_tables_package,
@@ -142,7 +143,7 @@ def read_file(
                 read_npz(archive, folder, expected)
     elif (kind := table_kind(start)) is not None:
         _read_table(buffered, kind, folder, expected)
-    elif start.lstrip()[:1] == b"{":
+    elif start.removeprefix(BOM).lstrip()[:1] == b"{":
         document = read_object(buffered, file.length)
         read_json(document, folder, expected)
     else:

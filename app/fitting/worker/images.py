@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ def keep_images(
         if entry.filename.startswith("/") or ".." in PurePosixPath(entry.filename).parts:
             raise InvalidUpload(f"The entry {entry.filename!r:.200} lies outside the archive.")
     entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
+    for name, count in Counter(entry.filename for entry in entries).items():
+        if count > 1:  # a fit reads by name, and would read the last of them for each
+            raise InvalidUpload(f"The archive holds {count} entries of the name {name!r:.200}.")
     total = sum(entry.file_size for entry in entries)
     if total > max_bytes:
         raise UploadTooLarge(f"The images unpack to {total:,} bytes; the limit is {max_bytes:,}.")

@@ -62,6 +62,12 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
         ),
         ({"7/x.png": b"hello, world"}, 422, "'7/x.png': .* expected JPEG, PNG or WebP"),
         ({"7/x.png": b""}, 422, "'7/x.png': The image is empty"),
+        pytest.param(
+            {f"digits/{DIGITS.labels[0]}/0.png": DIGITS.png(1)},
+            422,
+            r"holds 2 entries of the name 'digits/\d/0\.png'",
+            marks=pytest.mark.filterwarnings("ignore:Duplicate name"),
+        ),
         ({"7/x.png": bytes(10**6)}, 413, "unpack to 1,0.* bytes; the limit is 1,000,000"),
         ({"7/x.txt": b"notes"}, 422, "'7/x.txt'"),
         (

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import struct
 import zipfile
 from collections.abc import AsyncGenerator, Callable
@@ -76,6 +77,11 @@ def version_3() -> bytes:
     return archive(logits=b"\x93NUMPY\x03\x00" + npy(LOGITS)[8:], labels=npy(LABELS))
 
 
+def no_characters() -> Any:
+    """Texts with the number of no character; numpy reads them as they are."""
+    return changed(LABELS.astype("U1").view(np.uint32), 7, 0x110005).view("U1")
+
+
 ARRAYS: dict[str, dict[str, Any]] = {
     r"`logits` holds pickled Python objects \(dtype object\)": {
         "logits": np.array([[Bomb()] * K] * 50, dtype=object)
@@ -99,6 +105,11 @@ ARRAYS: dict[str, dict[str, Any]] = {
     r"labels\[7\] is 'nine', which is no class of the model": {
         "labels": changed(LABELS.astype("U4"), 7, "nine")
     },
+    r"labels\[7\] is 9223372036854775808, which is too large for an index": {
+        "labels": changed(LABELS.astype(np.uint64), 7, 2**63)
+    },
+    "`labels` holds 0x110005, which is the number of no character": {"labels": no_characters()},
+    "`groups` holds 0x110005, which is the number of no character": {"groups": no_characters()},
     "`logits` has 50 rows but `labels` has 49 values": {"labels": LABELS[1:]},
     "has 1 sample; .*at least 20": {"logits": LOGITS[:1], "labels": LABELS[:1]},
     r"labels\[0\] is .*\.5; class indices are integers": {"labels": LABELS + 0.5},
@@ -119,6 +130,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "`groups` must be a list of integers or of texts": LISTS | {"groups": [1, "a"]},
     "member 'label'; did you mean 'labels'": {"logits": LISTS["logits"], "label": LISTS["labels"]},
     "`logits` of the document must be a list": {"logits": 7, "labels": [1]},
+    "`labels` must be a list of class indices": LISTS | {"labels": [[[label]] for label in LISTS["labels"]]},
+    r"`features` must have the shape \(50, D\), got \(50, 0\)": LISTS | {"features": [[]] * 50},
     r"logits\[49\] has 2 numbers": LISTS | {"logits": [*LISTS["logits"][:-1], [1, 2]]},
 }
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -135,6 +148,9 @@ CSV = csv(by_class())
 TABLES: dict[str, bytes] = {
     "'3' is missing": csv(by_class().drop_columns(["3"])),
     "no readable .csv: .*invalid value 'x'": CSV + b",".join([b"x"] * 11) + b"\n",
+    r"sample_weight\[3\] is missing": csv(
+        by_class().append_column("sample_weight", pa.array([*"111", "", *46 * "2"]))
+    ),
     r"group\[3\] is missing": csv(by_class().append_column("group", pa.array([*"abc", "", *46 * "d"]))),
     r"0\[50\] is missing": CSV + b",1,1,1,1,1,1,1,1,1,1\n",
     "no readable .csv: .*Expected 11 columns": CSV + b"1,2\n",
@@ -144,11 +160,19 @@ TABLES: dict[str, bytes] = {
         by_class().append_column("weight", pa.array(LABELS))
     ),
 }
+RECORDS: dict[str, list[dict[str, Any]]] = {
+    r"more than one value of 's\.a'": [{"label": "a", "s.a": -9, "s": {"a": 1.5, "b": -2}}],
+    "no readable .json: .* int too large": [{"label": 2**63, "a": 1, "b": 2}, {"label": -1, "a": 1, "b": 2}],
+}
 BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     **{f"arrays: {says}": (422, says, partial(arrays, **changes)) for says, changes in ARRAYS.items()},
     **{f"JSON: {says}": (422, says, partial(document, **members)) for says, members in DOCUMENTS.items()},
     **{f"parquet: {says}": (422, says, partial(parquet, **columns)) for says, columns in COLUMNS.items()},
     **{f"CSV: {says}": (422, says, partial(bytes, table)) for says, table in TABLES.items()},
+    **{
+        f"records: {says}": (422, says, partial(bytes, json.dumps(rows).encode()))
+        for says, rows in RECORDS.items()
+    },
     "empty": (415, "it is empty", lambda: b""),
     "text": (415, r"it begins with b'hell'", lambda: b"hello, world"),
     "a bare .npy": (415, r"neither .npz nor .parquet", lambda: npy(LOGITS)),

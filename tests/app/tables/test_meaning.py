@@ -490,6 +490,10 @@ FOREIGN = {
         b"id,age,probability,label\n" + b"1,30,0.25,0\n2,40,0.75,1\n" * 9,
         "If `probability` is the score of '1', set ignore=id,age.$",
     ),
+    "rows of no scores": (
+        json.dumps({"logits": [[]] * 30, "labels": [0] * 30}).encode(),
+        "`logits` has no numbers in its rows; it needs one for each class",
+    ),
     "a table by columns": (
         frame(ONE).to_json().encode(),
         r"member 'ape'; .* A table is a list with an object for each row\.$",
@@ -509,9 +513,9 @@ FOREIGN = {
         b'[{"label": 0, "logits": []}, {"label": 1, "logits": []}]',
         "must hold lists of numbers",
     ),
-    "pairs of one label without scores": (
+    "pairs of one label": (
         b'[{"label": 0, "p": [{"label": "a", "score": null}, {"label": "a", "score": 0.5}]}, {"label": 1}]',
-        "Record 1 .* members of the first",
+        r"A record of the document has more than one value of 'p\.a'",
     ),
     "records that differ": (b'[{"a": 1, "label": 0}, {"b": 1}]', "Record 1 .* members of the first"),
     "a line cut off": (b'{"a": 1, "label": 0}\n\n{"a": 1', "Line 3 of the document is not JSON"),
