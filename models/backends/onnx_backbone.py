@@ -111,12 +111,14 @@ class OnnxBackbone:
         if file.rewritten and not self._same_when_rewritten(file):
             self._sessions = Sessions(file, path, self.device)
             session = self._sessions.beside
-        num_classes = self._output.check(
-            *(
+        try:
+            probed = [
                 [raw for batch in self._probes() for raw in self._raw(session, batch, name)]
                 for name in self._output.read
-            )
-        )
+            ]
+        except Exception as error:  # onnxruntime's errors have no common base class
+            raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
+        num_classes = self._output.check(*probed)
         self.labels = spec.labels_for(num_classes, path, labels)
         self.fingerprint = fingerprint_with(
             file_fingerprint(path, *file.external),

@@ -79,6 +79,7 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = {5, 6, 7, 8}
 MAX_DIMENSIONS = 32
 """Of a tensor in JSON."""
 LARGEST_EXAMPLE = 1000
@@ -171,8 +172,8 @@ class ImageClassification:
         width, height = self.resized(image.width, image.height)
         if self.crop is None:
             return image.resize((width, height), self.interpolation)
-        left, top = round((width - self.crop) / 2), round((height - self.crop) / 2)
-        if min(left, top) >= 0:
+        left, top = (self._start(side, self.crop) for side in (width, height))
+        if self.crop <= min(width, height):
             # Only the pixels inside the crop are computed; the filter still reads their neighbours.
             across, down = image.width / width, image.height / height
             box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
@@ -180,6 +181,11 @@ class ImageClassification:
         cropped = Image.new(image.mode, (self.crop, self.crop))
         cropped.paste(image.resize((width, height), self.interpolation), (-left, -top))
         return cropped
+
+    @staticmethod
+    def _start(side: int, crop: int) -> int:
+        """Return where the crop begins: below 0 where it is padded, which torchvision rounds otherwise."""
+        return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +307,9 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
             if kind != "JPEG" and getattr(image, "is_animated", False):
                 raise InvalidImage(f"The {kind} image is an animation; send one still image.")
             if kind == "JPEG":
-                image.draft("RGB", preprocessing.needed_size(image.width, image.height))
+                sides = image.size[::-1] if _orientation(image) in SIDEWAYS else image.size
+                needed = preprocessing.needed_size(*sides)
+                image.draft("RGB", needed if sides == image.size else needed[::-1])
                 if isinstance(image, ImageFile.ImageFile):
                     # So that the time is checked often where a scan takes long.
                     image.decodermaxblock = 4096 if image.width * image.height > SMALL_PIXELS else 2**16

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torchvision.transforms.v2 import functional
 
 from boxcal.models import InvalidImage, TooManyPixels, UnusableInput
 from boxcal.models.inputs.images import DigitLevels, ImageClassification, Preprocessing, decode
@@ -47,6 +48,17 @@ def test_an_image_is_squashed_to_height_and_width() -> None:
     np.testing.assert_allclose(squash(image), (pixels.transpose(2, 0, 1) - 0.5) / 0.5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("resize", "crop"), [(28, 31), (28, 29), (30, 34), (61, 64), (40, 32), (41, 32)])
+@pytest.mark.parametrize("size", [(40, 28), (28, 28), (27, 90)])
+def test_a_crop_is_that_of_torchvision(resize: int, crop: int, size: tuple[int, int]) -> None:
+    """Also where it is larger than the image, and padded."""
+    image = scene(*size)
+    resized = functional.resize(image, resize, functional.InterpolationMode.BILINEAR)
+    expected = np.asarray(functional.center_crop(resized, [crop, crop])).transpose(2, 0, 1) / 255
+    found = ImageClassification(resize=resize, crop=crop, mean=(0.0,) * 3, std=(1.0,) * 3)(image)
+    np.testing.assert_allclose(found, expected, atol=0.01)
+
+
 def digit() -> Image.Image:
     levels = np.random.default_rng(0).integers(0, 17, (8, 8))
     return Image.fromarray(np.rint(levels * 255 / 16).astype(np.uint8))
@@ -75,6 +87,16 @@ def test_a_jpeg_shrunk_while_decoding_is_the_same_image(size: tuple[int, int]) -
     data = encoded(scene(*size), "JPEG", quality=95)
     whole = IMAGENET(Image.open(io.BytesIO(data)).convert("RGB"))
     assert np.abs(read(data, IMAGENET, max_pixels=2_000_000) - whole).max() < 0.02
+
+
+def test_a_jpeg_on_its_side_is_not_shrunk_below_twice_its_sides() -> None:
+    stored = Image.fromarray(np.random.default_rng(0).integers(0, 256, (250, 1000, 3), dtype=np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(stored, "JPEG", exif=exif, quality=95)
+    squash = ImageClassification(resize=(16, 128), crop=None, mean=(0.0,) * 3, std=(1.0,) * 3)
+    upright = Image.open(io.BytesIO(data)).convert("RGB").transpose(Image.Transpose.ROTATE_270)
+    assert np.abs(read(data, squash) - squash(upright)).max() < 0.03
 
 
 # How a camera stores an upright scene under each orientation tag.

@@ -220,6 +220,10 @@ def test_wrong_declarations_are_refused(spec: dict[str, Any], message: str, tmp_
 
 
 def test_damaged_and_unfit_onnx_files_are_refused(tmp_path: Path) -> None:
+    three = write_onnx(tmp_path / "three.onnx", shape=("N", 3, "H", "W"))  # of three weights a class
+    declare(three, preprocessing=COLOUR_SPEC)
+    with pytest.raises(BackboneError, match=r"three\.onnx: the trial run failed: .*MatMul"):
+        load(three)
     with pytest.raises(BackboneError, match=r"absent\.onnx does not exist"):
         load(tmp_path / "absent.onnx")
     (text := tmp_path / "text.onnx").write_text("this is no model")

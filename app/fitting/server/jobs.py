@@ -214,7 +214,10 @@ class FitJobs:
         except OSError as error:
             await self.registry.run(fits.end, record, FitState.INTERRUPTED, f"{INTERRUPTED} {error}")
             return
-        logger.warning("Fit %s is continued: its owner stopped.", record.id)
+        if former_owner:
+            logger.warning("Fit %s is continued: its owner stopped.", record.id)
+        else:
+            logger.info("Fit %s is taken from the queue.", record.id)
         self._start(record, folder, BUDGET_SECONDS if budget_seconds is None else budget_seconds)
 
     async def refit(self, write: Callable[[Path], RefitTask]) -> RefitOutcome:
