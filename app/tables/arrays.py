@@ -121,9 +121,9 @@ def read_rows(
                 f"{name}[{position}] is {_kind(row)}; each row must be a list of {num_classes} numbers."
             )
         if len(row) != num_classes:
-            raise InvalidLogits(
-                f"{name}[{position}] has {len(row)} numbers, but the model has {num_classes} classes."
-            )
+            wanted = f"the model has {num_classes} classes"
+            wanted = f"features[0] has {num_classes}" if name == "features" else wanted
+            raise InvalidLogits(f"{name}[{position}] has {len(row)} numbers, but {wanted}.")
     values = np.empty((len(rows), num_classes))
     # Twice as fast as any numpy function that takes a list.
     numbers = f"{num_classes}d"

@@ -77,6 +77,8 @@ def readable(kind: str) -> Generator[None]:
         more = " Does each row end with a delimiter?" if said and int(said[2]) == int(said[1]) + 1 else ""
         if isinstance(error, UnicodeDecodeError) or "invalid UTF8 data" in str(error):
             more = ". Save it in UTF-8."
+        if isinstance(error, OverflowError):
+            more = ". Integers have up to 64 bits: write labels and groups that are larger as texts."
         raise InvalidUpload(f"The file is no readable .{kind}: {error}"[:500] + more) from error
 
 

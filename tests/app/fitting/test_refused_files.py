@@ -132,6 +132,8 @@ DOCUMENTS: dict[str, dict[str, Any]] = {
     "`logits` of the document must be a list": {"logits": 7, "labels": [1]},
     "`labels` must be a list of class indices": LISTS | {"labels": [[[label]] for label in LISTS["labels"]]},
     r"`features` must have the shape \(50, D\), got \(50, 0\)": LISTS | {"features": [[]] * 50},
+    r"features\[1\] has 2 numbers, but features\[0\] has 3\.$": LISTS
+    | {"features": [[1, 2, 3], *[[1, 2]] * 49]},
     r"logits\[49\] has 2 numbers": LISTS | {"logits": [*LISTS["logits"][:-1], [1, 2]]},
 }
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -162,7 +164,10 @@ TABLES: dict[str, bytes] = {
 }
 RECORDS: dict[str, list[dict[str, Any]]] = {
     r"more than one value of 's\.a'": [{"label": "a", "s.a": -9, "s": {"a": 1.5, "b": -2}}],
-    "no readable .json: .* int too large": [{"label": 2**63, "a": 1, "b": 2}, {"label": -1, "a": 1, "b": 2}],
+    r"too large .*\. Integers have up to 64 bits: write labels and groups .* as texts\.$": [
+        {"label": 2**63, "a": 1, "b": 2},
+        {"label": -1, "a": 1, "b": 2},
+    ],
 }
 BAD: dict[str, tuple[int, str, Callable[[], bytes]]] = {
     **{f"arrays: {says}": (422, says, partial(arrays, **changes)) for says, changes in ARRAYS.items()},
