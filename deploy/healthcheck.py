@@ -1,35 +1,46 @@
 """Health check of the container: exits with 0 if the service is ready, else with 1 and the reason.
 
-Uses the standard library only. Reads `BOXCAL_PORT` and `BOXCAL_TLS_CERT` like the service.
+Uses the standard library only. Reads the port and the TLS files where the service does: in the environment,
+then in the file of `BOXCAL_CONFIG`.
 """
 
 import os
 import ssl
 import sys
+import tomllib
 import urllib.error
 import urllib.request
-
-CERT, KEY = os.environ.get("BOXCAL_TLS_CERT"), os.environ.get("BOXCAL_TLS_KEY")
-READY = f"{'https' if CERT else 'http'}://127.0.0.1:{os.environ.get('BOXCAL_PORT', '8000')}/health/ready"
+from pathlib import Path
 
 
-def context() -> "ssl.SSLContext | None":
+def setting(name: str) -> str:
+    """Return a setting; empty without one."""
+    if (given := os.environ.get(f"BOXCAL_{name.upper()}")) is not None:
+        return given
+    path = os.environ.get("BOXCAL_CONFIG")
+    return str(tomllib.loads(Path(path).read_text()).get(name, "")) if path else ""
+
+
+def context(cert: str) -> "ssl.SSLContext | None":
     """Accept the certificate of the service, whatever its name, and show it where one is required."""
-    if not CERT:
+    if not cert:
         return None
     loopback = ssl._create_unverified_context()  # noqa: S323 - the connection does not leave the machine
-    if KEY and os.environ.get("BOXCAL_TLS_CLIENT_CA"):
-        loopback.load_cert_chain(CERT, KEY)
+    if setting("tls_key") and setting("tls_client_ca"):
+        loopback.load_cert_chain(cert, setting("tls_key"))
     return loopback
 
 
 def main() -> int:
     """Send one request to `/health/ready`."""
+    ready = "/health/ready"
     try:
-        with urllib.request.urlopen(READY, timeout=4, context=context()):  # noqa: S310
+        cert = setting("tls_cert")
+        ready = f"{'https' if cert else 'http'}://127.0.0.1:{setting('port') or 8000}{ready}"
+        with urllib.request.urlopen(ready, timeout=4, context=context(cert)):  # noqa: S310
             return 0
-    except (urllib.error.URLError, OSError) as error:
-        print(f"{READY}: {error}", file=sys.stderr)  # noqa: T201 (the container engine records the output)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        print(f"{ready}: {error}", file=sys.stderr)  # noqa: T201 (the container engine records the output)
         return 1
 
 

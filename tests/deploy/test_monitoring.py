@@ -156,18 +156,25 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
         taken |= cells
 
 
-def probe(port: int) -> subprocess.CompletedProcess[str]:
+def probe(**settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-I", str(ROOT / "deploy" / "healthcheck.py")],
-        env={**os.environ, "BOXCAL_PORT": str(port)},
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
 
 
-def test_the_health_check_tells_a_ready_service_from_none(service: str) -> None:
-    assert probe(int(service.rsplit(":", 1)[1])).returncode == 0
-    nobody = probe(free_port())
+def test_the_health_check_tells_a_ready_service_from_none(service: str, tmp_path: Path) -> None:
+    port, none = service.rsplit(":", 1)[1], str(free_port())
+    assert probe(BOXCAL_PORT=port).returncode == 0
+    nobody = probe(BOXCAL_PORT=none)
     assert nobody.returncode == 1
     assert "refused" in nobody.stderr
+    config = tmp_path / "boxcal.toml"
+    config.write_text(f"port = {port}\n")
+    assert probe(BOXCAL_CONFIG=str(config)).returncode == 0
+    assert probe(BOXCAL_CONFIG=str(config), BOXCAL_PORT=none).returncode == 1
+    config.write_text('tls_cert = "none.pem"\n')
+    assert "https://127.0.0.1:8000/health/ready" in probe(BOXCAL_CONFIG=str(config)).stderr
