@@ -140,8 +140,7 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
         if unknown := next((name for name in spec.pad or {} if name not in names), None):
             raise BackboneError(f"{path}: pad names {unknown!r}, which is no input of the model.")
         return TextInputs(
-            names,
-            dtypes,
+            dict(zip(names, dtypes, strict=True)),
             pad=spec.pad or {},
             max_length=spec.max_length or MAX_TOKENS,
             fixed_length=lengths[0] if lengths else None,

@@ -199,8 +199,7 @@ def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextIn
     tokens = getattr(vocabulary, "num_embeddings", 2**31)
     types = getattr(logits.network.config, "type_vocab_size", None) or tokens
     inputs = TextInputs(
-        names,
-        ["int64"] * len(names),
+        dict.fromkeys(names, "int64"),
         pad={IDS: int(pad)},
         max_length=min((int(limit) for limit in limits if 0 < limit <= UNLIMITED), default=MAX_TOKENS),
         fixed_length=None,

@@ -34,6 +34,7 @@ class Tokens(tuple[NDArray[np.int64], ...]):
 class TextInputs:
     """Samples are `Tokens`.
 
+    `dtypes`: the type of each input by its name, in the order of the model.
     `fixed_length`: length to which every batch is padded; None for the longest sample of the batch.
     `tokenizer`: the `tokenizer.json` of the model; None to read tokens only.
     `sizes`: the number of values that an input may have, where it is known.
@@ -44,8 +45,7 @@ class TextInputs:
 
     def __init__(
         self,
-        names: Sequence[str],
-        dtypes: Sequence[str],
+        dtypes: Mapping[str, str],
         *,
         pad: Mapping[str, int],
         max_length: int,
@@ -53,10 +53,10 @@ class TextInputs:
         tokenizer: Path | None,
         sizes: Mapping[str, int] | None = None,
     ) -> None:
-        self.names = tuple(names)
-        self._ids = IDS if IDS in names else self.names[0]
-        self._dtypes = tuple(dtypes)
-        self.pad = {name: pad.get(name, 0) for name in names}
+        self.names = tuple(dtypes)
+        self._ids = IDS if IDS in dtypes else self.names[0]
+        self._dtypes = tuple(dtypes.values())
+        self.pad = {name: pad.get(name, 0) for name in dtypes}
         self.max_length = min(max_length, fixed_length or max_length)
         self._fixed_length = fixed_length
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer, self.max_length)

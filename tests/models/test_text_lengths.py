@@ -140,7 +140,7 @@ def test_a_token_outside_the_vocabulary_is_refused(tokens: Any, message: str, tm
 def test_the_vocabulary_of_the_tokenizer_limits_other_models(tmp_path: Path) -> None:
     word_tokenizer(WORDS, "<unk>").save(str(tmp_path / "tokenizer.json"))
     inputs = TextInputs(
-        ["ids"], ["int64"], pad={}, max_length=8, fixed_length=None, tokenizer=tmp_path / "tokenizer.json"
+        {"ids": "int64"}, pad={}, max_length=8, fixed_length=None, tokenizer=tmp_path / "tokenizer.json"
     )
     inputs.decode("tokens", {"ids": [6]}, 0)
     with pytest.raises(UnusableInput, match=r"tokens.ids holds 7; the model reads 0 to 6\."):
@@ -148,7 +148,7 @@ def test_the_vocabulary_of_the_tokenizer_limits_other_models(tmp_path: Path) -> 
 
 
 def test_a_model_that_reads_no_sample_is_refused() -> None:
-    inputs = TextInputs(["input_ids"], ["int64"], pad={}, max_length=8, fixed_length=None, tokenizer=None)
+    inputs = TextInputs({"input_ids": "int64"}, pad={}, max_length=8, fixed_length=None, tokenizer=None)
 
     def run(batch: dict[str, Any]) -> None:
         raise IndexError(f"{batch['input_ids'].shape[1]} is out of range")
