@@ -221,7 +221,8 @@ class Telemetry:
         gauge(
             "boxcal_expected_accuracy",
             "Expected share of right answers: by labels where there are at least 50, otherwise the mean "
-            f"confidence of about {REMEMBERED} predictions, corrected by the validation data.",
+            f"confidence of about {REMEMBERED} predictions, corrected by the validation data; NaN without "
+            "either.",
         ).set_function(self._expected)
         self._interval = {
             side: gauge(
@@ -358,6 +359,8 @@ class Telemetry:
     def _expected(self) -> float:
         if self._labelled_accuracy is not None:
             return self._labelled_accuracy
+        if not self._answers:
+            return math.nan
         return min(1.0, max(0.0, self._accuracy + self._validation_gap))
 
     def delivered(self, result: str) -> None:

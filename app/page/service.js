@@ -133,7 +133,7 @@ class Service {
   drawConfidence({ confidence, expected_accuracy: expected, bound_hits: hits }) {
     const most = Math.max(1, ...confidence.map(([, times]) => times));
     this.confidence.replaceChildren(
-      h("p", {}, "Expected accuracy: ", h("b", {}, percent(expected)), " (mean confidence of recent answers)."),
+      h("p", {}, "Expected accuracy: ", h("b", {}, percent(expected)), " (by labels, if there are enough, else by confidence)."),
       h(
         "div",
         { class: "columns", role: "img", "aria-label": "Number of answers by confidence" },

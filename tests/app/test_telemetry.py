@@ -105,6 +105,7 @@ def test_a_prediction_is_counted(service: Service, http: httpx.Client, digits: D
 def test_expected_accuracy_is_the_mean_confidence_of_recent_answers() -> None:
     telemetry = Telemetry({})
     value = telemetry.registry.get_sample_value
+    assert math.isnan(value("boxcal_expected_accuracy") or 0.0)
     telemetry.answered(np.array([0.5]), 0, 0, 0)
     telemetry.answered(np.array([0.7, 0.9]), 0, 0, 0)
     assert value("boxcal_expected_accuracy") == pytest.approx(0.7)
