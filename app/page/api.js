@@ -109,8 +109,15 @@ export function upload(path, form, progress) {
       if (request.status < 300) resolve(JSON.parse(request.responseText));
       else reject(await problemOf(request.status, request.responseText));
     };
-    request.onerror = () =>
-      reject(new Problem(0, { title: "The upload failed", detail: "The connection was lost." }));
+    request.onerror = async () => {
+      let detail = "The connection was lost.";
+      try {
+        for (const part of form.values()) if (part instanceof File) await part.slice(0, 1).arrayBuffer();
+      } catch {
+        detail = "The file has changed since you chose it: choose it again.";
+      }
+      reject(new Problem(0, { title: "The upload failed", detail }));
+    };
     request.send(form);
   });
 }

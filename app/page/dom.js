@@ -52,7 +52,8 @@ export const definitions = (entries) =>
 export function fileChoice(id, kind, hint, choose) {
   const onchange = () => file.files[0] && choose(file.files[0]);
   const accept = ".npz,.parquet,.arrow,.csv,.json,.jsonl,.gz,.zip";
-  const file = h("input", { type: "file", class: "visually-hidden", id, accept, onchange });
+  const onclick = () => (file.value = ""); // choosing the same file again is a change too
+  const file = h("input", { type: "file", class: "visually-hidden", id, accept, onchange, onclick });
   return [file, h("label", { class: kind, for: id }, h("span", { class: "hint" }, hint))];
 }
 
@@ -100,7 +101,8 @@ export function percent(p, digits = 1) {
     return places > 6 ? "> 99.9999 %" : `${(100 * p).toFixed(Math.max(digits, places))} %`;
   }
   if (p < 0.0005) return p < 1e-6 ? "< 0.0001 %" : `${Number((100 * p).toPrecision(1))} %`;
-  return `${(100 * p).toFixed(digits)} %`;
+  const text = (100 * p).toFixed(digits);
+  return text % 100 === 0 ? percent(p, digits + 1) : `${text} %`;
 }
 
 export const signed = (value, digits = 4) =>

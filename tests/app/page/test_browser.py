@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -322,6 +323,36 @@ def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
     expect(page.locator(".live .problem")).to_contain_text("budget_seconds")
     page.locator("#method").select_option("ts")
     expect(limit).to_be_hidden()
+
+
+def test_a_file_that_has_changed_is_to_be_chosen_again(
+    page: Page, page_url: str, small_file: Path, problems: Problems, tmp_path: Path
+) -> None:
+    problems.expected = "ERR_UPLOAD_FILE_CHANGED"
+    (changed := tmp_path / "changed.npz").write_bytes(small_file.read_bytes())
+    page.goto(f"{page_url}/ui/#/fit")
+    page.locator("#data").set_input_files(changed)
+    changed.write_bytes(b"corrected")
+    os.utime(changed, (2e9, 2e9))  # Chromium compares whole seconds
+    page.get_by_role("button", name="Fit", exact=True).click()
+    expect(page.locator(".live .problem")).to_contain_text("changed since you chose it: choose it again.")
+    with page.expect_file_chooser():
+        page.locator("label[for=data]").click()
+    expect(page.locator("#data")).to_have_value("")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [(0.004, 0, "0.4 %"), (0.996, 0, "99.6 %"), (0.9994, 0, "99.9 %"), (0.25, 0, "25 %"), (1, 0, "100 %")],
+)
+def test_a_percentage_is_not_rounded_to_none_or_all(
+    page: Page, page_url: str, value: float, digits: int, shown: str
+) -> None:
+    page.goto(f"{page_url}/ui/")
+    script = page.locator("script[type=module]").get_attribute("src") or ""
+    dom = f"{page_url}/ui/{script.replace('main.js', 'dom.js')}"
+    called = "async ([dom, ...given]) => (await import(dom)).percent(...given)"
+    assert page.evaluate(called, [dom, value, digits]) == shown
 
 
 def test_how_the_samples_were_drawn_is_sent(page: Page, page_url: str, validation_file: Path) -> None:
