@@ -66,8 +66,7 @@ class ClassCells:
             alone, groups = self.variance, np.unique(scored.groups, return_inverse=True)[1].astype(np.int64)
             squares += _shared_squares(scored, groups, weights, cells)
             self.variance = np.maximum(squares - gap**2 / (int(groups.max()) + 1), alone)
-            means = ((one / self.sizes).sum() for one in (self.variance, alone))
-            self.inflation = float(next(means) / max(next(means), 1e-300))
+            self.inflation = (self.variance / self.sizes).sum() / max((alone / self.sizes).sum(), 1e-300)
 
     def influences(self, scored: Outcomes, tell: Tell = silent) -> list[Vector]:
         """Return sum over classes k of weights[cell] * (p_k - 1{y = k}) of each sample, twice (N,).

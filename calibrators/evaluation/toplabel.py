@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bins import NUM_BINS, Binning, bin_edges, bin_indices
-from boxcal.calibrators.evaluation.outcomes import Indices, Outcomes, Vector, effective_count
+from boxcal.calibrators.evaluation.outcomes import Outcomes, Vector, effective_count
 from boxcal.calibrators.evaluation.smooth import Confidences, SmoothedResiduals
 
 Matrix = NDArray[np.float64]
@@ -249,7 +249,8 @@ class MaximumError:
             self._counts = self._mass**2 / squares
         if scored.groups is not None:
             parts = np.split(self._order, self._starts[1:])
-            self._counts = np.array([self._independent(scored, part) for part in parts])
+            bins = (scored.rows(part) for part in parts)
+            self._counts = np.array([effective_count(one.correct, one.weights, one.groups) for one in bins])
         self._correct, self._confidence = (
             self._sums(scored.weighted(values[:, None]))[:, 0]
             for values in (scored.correct, scored.confidence)
@@ -257,14 +258,6 @@ class MaximumError:
         self._confidence /= self._mass
         self._correct *= self._counts / self._mass
         self.value = self.statistic = float(self.errors(scored.residual[:, None])[0])
-
-    @staticmethod
-    def _independent(scored: Outcomes, part: Indices) -> float:
-        """Return how many independent samples those of a bin are worth."""
-        groups = None if scored.groups is None else scored.groups[part]
-        return effective_count(
-            scored.correct[part], None if scored.weights is None else scored.weights[part], groups
-        )
 
     def errors(self, residuals: Matrix) -> Vector:
         """Return the MCE (R,) that each column of residuals (N, R) would give."""
