@@ -18,6 +18,7 @@ from boxcal.calibrators.array_ops import mean, row_max
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.label_checks import class_offsets
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, effective_samples
+from boxcal.calibrators.scores import integer_of, names_are_integers
 from boxcal.calibrators.threads import block_rows, over_blocks
 
 Floats = NDArray[np.float64]
@@ -237,17 +238,17 @@ def label_indices(labels: Any, classes: list[str]) -> Any:
     found = np.asarray(labels)
     if found.dtype.kind == "O" and all(type(label) is int for label in found.tolist()):  # `Int64` of pandas
         found = found.astype(np.int64)
-    index = {name: position for position, name in enumerate(classes)}
+    written: Callable[[Any], Any] = str
     if found.dtype.kind not in "OU":
-        are_integers = all(name.removeprefix("-").isdecimal() for name in classes)
         is_whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and (found == np.floor(found)).all())
-        if not (are_integers and is_whole) or classes == [str(place) for place in range(len(classes))]:
+        if not is_whole or not names_are_integers(classes):
             return found
-        found = found.astype(np.int64)
+        found, written = found.astype(np.int64), lambda name: integer_of(str(name))
+    index = {written(name): position for position, name in enumerate(classes)}
     for row, name in enumerate(found.tolist()):
-        if str(name) not in index:
+        if written(name) not in index:
             raise InvalidDataError(f"labels[{row}] is {name!r:.100}, which names no column of the logits")
-    return np.array([index[str(name)] for name in found.tolist()])
+    return np.array([index[written(name)] for name in found.tolist()])
 
 
 def check_labels(labels: Any, num_samples: int, num_classes: int) -> Indices:

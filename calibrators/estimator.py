@@ -38,7 +38,15 @@ from boxcal.calibrators.fitting.result import FitResult
 from boxcal.calibrators.fitting.selection import BUDGET_SECONDS
 from boxcal.calibrators.method import parse
 from boxcal.calibrators.operator.constants import check_entries, check_sums
-from boxcal.calibrators.scores import KINDS, LOGITS, ScoreLook, as_logits, refusal_of_batch, two_columns
+from boxcal.calibrators.scores import (
+    KINDS,
+    LOGITS,
+    ScoreLook,
+    as_logits,
+    names_are_integers,
+    refusal_of_batch,
+    two_columns,
+)
 
 if TYPE_CHECKING:
     from boxcal.calibrators.calibrator import Calibrator
@@ -521,10 +529,9 @@ def _named_by_texts(scores: Any) -> Any:
     Integers that count the columns name nothing.
     """
     columns = list(getattr(scores, "columns", ()))
-    are_integers = all(isinstance(name, int | np.integer) for name in columns)
-    if not columns or not are_integers or columns == list(range(len(columns))):
-        return scores
-    return scores.set_axis([str(name) for name in columns], axis=1)
+    names = [str(name) for name in columns]
+    is_named = names == columns or not names_are_integers(names)
+    return scores if is_named else scores.set_axis(names, axis=1)
 
 
 def _check_present(labels: Any) -> None:

@@ -1,11 +1,12 @@
 """What scores of a classifier are: logits, probabilities or percentages; how they look, and become logits.
 
-`as_logits` is their one conversion, so that a row has the same logits in every format and number type.
+`as_logits` is their one conversion, so that a row has the same logits in every format and number type. Their
+columns are named by the classes: `names_are_integers` says when an integer among the labels is such a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ LARGEST_LOGIT = 40.0
 ENOUGH_OF_A_BATCH = 8
 """Rows to calibrate whose first ones tell their kind: logits of so many do not sum to 1 by chance."""
 PRECISION = float(np.finfo(np.float32).eps)
+EXACT = 2**53
+"""Integers below it are exact in float64."""
 
 
 @dataclass
@@ -214,3 +217,18 @@ def _is_rounded(values: Array, decimals: int, precision: float = PRECISION) -> b
     scaled = values.astype(np.float64) * 10.0**decimals
     error = precision * 10.0**decimals * max(1.0, float(np.abs(values).max(initial=0.0)))
     return error < 0.1 and bool((np.abs(scaled - np.rint(scaled)) <= error).all())
+
+
+def integer_of(name: str) -> int | None:
+    """Return the integer that a name of a class, or a label, writes; None for any other."""
+    try:
+        number = float(name)
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() and abs(number) < EXACT else None
+
+
+def names_are_integers(classes: Sequence[str]) -> bool:
+    """Whether classes are named by integers that are not their own indices: an integer is then a name."""
+    numbers = [integer_of(name) for name in classes]
+    return None not in numbers and numbers != list(range(len(numbers)))

@@ -51,8 +51,8 @@ from boxcal.app.schemas.monitoring import (
     RefitDecisions,
 )
 from boxcal.app.settings import limits
-from boxcal.app.tables.labels import integer_of
 from boxcal.calibrators.monitoring.stored_logits import pack
+from boxcal.calibrators.scores import integer_of
 
 CSV, PARQUET = "text/csv", "application/vnd.apache.parquet"
 TABLES = (CSV, PARQUET)

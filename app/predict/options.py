@@ -15,9 +15,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from boxcal.app.http.problems import InvalidBounds, InvalidParameter, describe_validation
-from boxcal.app.tables.labels import integer_of, names_are_integers
 from boxcal.calibrators.errors import hint, nearest
 from boxcal.calibrators.operator.constants import sum_tolerance
+from boxcal.calibrators.scores import integer_of, names_are_integers
 
 NUMBER = {"type": "number", "minimum": 0, "maximum": 1}
 Bound = Annotated[

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.tables.labels import Declared, clean, integer_of, shown
+from boxcal.app.tables.labels import Declared, clean, shown
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
 from boxcal.calibrators.checks import may_miss_classes
 from boxcal.calibrators.errors import hint
-from boxcal.calibrators.scores import LOGITS, PROBABILITIES
+from boxcal.calibrators.scores import LOGITS, PROBABILITIES, integer_of
 
 LABEL = "label"
 LABEL_NAMES = {"label", "labels", "target", "targets", "y", "y_true", "ytrue", "class", "truth", "true"}

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.calibrators.errors import hint
+from boxcal.calibrators.scores import EXACT, integer_of, names_are_integers
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
 INDEX, NAME = "index", "name"
-EXACT = 2**53
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,6 @@ def clean(name: str) -> str:
     return unicodedata.normalize("NFC", name).strip()
 
 
-def integer_of(name: str) -> int | None:
-    """Return the integer that a name of a class, or a label, writes; None for any other."""
-    try:
-        number = float(name)
-    except ValueError:
-        return None
-    return int(number) if number.is_integer() and abs(number) < EXACT else None
-
-
 def label_names(texts: Iterable[str]) -> set[str]:
     """Give the labels that texts write: whole numbers without decimals."""
     return {clean(text) if (number := integer_of(text)) is None else str(number) for text in texts}
@@ -59,12 +50,6 @@ def label_names(texts: Iterable[str]) -> set[str]:
 def are_indices(classes: Sequence[str]) -> bool:
     """Whether classes have no other names than their indices."""
     return list(classes) == [str(index) for index in range(len(classes))]
-
-
-def names_are_integers(classes: Sequence[str]) -> bool:
-    """Whether classes are named by integers that are not their own indices: an integer is then a name."""
-    numbers = [integer_of(name) for name in classes]
-    return None not in numbers and numbers != list(range(len(numbers)))
 
 
 def as_indices(

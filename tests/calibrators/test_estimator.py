@@ -303,7 +303,7 @@ def test_data_frames_keep_their_names_and_a_class_outside_a_fold_is_named() -> N
         BoxCalibratedClassifier(LogisticRegression(), "ts").fit(rows[few], y[few])
 
 
-@pytest.mark.parametrize("names", [[2, 0, 1], [1, 2, 3], [-7, 40, 3], ["2", "0", "1"]])
+@pytest.mark.parametrize("names", [[2, 0, 1], [1, 2, 3], [-7, 40, 3], ["2", "0", "1"], [1.0, 2.0, 3.0]])
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.float64])
 def test_integers_that_name_the_columns_are_names(names: list[Any], kind: Any) -> None:
     if min(map(int, names)) < 0 and kind is np.uint8:

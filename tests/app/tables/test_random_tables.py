@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from boxcal.app.http.problems import BoxcalError
-from boxcal.app.tables.labels import Declared, integer_of
+from boxcal.app.tables.labels import Declared
+from boxcal.calibrators.scores import integer_of
 from tests.app.fitting.validation_data import npz
 from tests.app.tables.sets import TABLES, Given, arrays_of, frame, read, softmax
 
