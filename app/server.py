@@ -176,7 +176,9 @@ class ProcessServer(Server):
 
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then finish the requests in progress and return."""
-    serve_with(ProcessServer(server_config(settings)))
+    # Without a socket, asyncio would take `::` for the addresses of IPv6 alone.
+    sockets = [settings.listen(settings.port)] if settings.address == "::" else None
+    serve_with(ProcessServer(server_config(settings)), sockets)
 
 
 def serve_with(server: ProcessServer, sockets: list[socket.socket] | None = None) -> None:

@@ -99,7 +99,7 @@ def check_data(data: ValidationSet) -> list[DataWarning]:
         _no_errors(rows, labels),
         _other_kind(rows, logits) or _normalised(rows, num_classes),
         _constant(rows),
-        _duplicates(rows),
+        _duplicates(data),
         _zeros(rows),
         _clipped(rows, num_classes),
         _few_effective(data),
@@ -317,9 +317,11 @@ def _constant(rows: RowStatistics) -> DataWarning | None:
     return DataWarning("constant_rows", "serious" if serious else "warning", message, constant)
 
 
-def _duplicates(rows: RowStatistics) -> DataWarning | None:
-    count = len(rows.copies)
-    copies = count - len(np.unique(rows.copies))
+def _duplicates(data: ValidationSet) -> DataWarning | None:
+    """Find copies of rows, but for those within one group, which the sender has declared."""
+    copied, count = data.facts.copies, len(data)
+    rows = copied if data.groups is None else np.unique(np.column_stack([copied, data.groups]), axis=0)[:, 0]
+    copies = len(rows) - len(np.unique(rows))
     if copies < max(1.0, COPIES * count):
         return None
     message = (

@@ -1,7 +1,7 @@
 """Health check of the container: exits with 0 if the service is ready, else with 1 and the reason.
 
-Uses the standard library only. Reads the port and the TLS files where the service does: in the environment,
-then in the file of `BOXCAL_CONFIG`.
+Uses the standard library only. Reads the address, the port and the TLS files where the service does: in the
+environment, then in the file of `BOXCAL_CONFIG`.
 """
 
 import os
@@ -31,12 +31,20 @@ def context(cert: str) -> "ssl.SSLContext | None":
     return loopback
 
 
+def address() -> str:
+    """Return where the service listens; the loopback interface where it listens on all."""
+    host = setting("host")
+    if host in {"", "0.0.0.0", "::"}:  # noqa: S104
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
 def main() -> int:
     """Send one request to `/health/ready`."""
     ready = "/health/ready"
     try:
         cert = setting("tls_cert")
-        ready = f"{'https' if cert else 'http'}://127.0.0.1:{setting('port') or 8000}{ready}"
+        ready = f"{'https' if cert else 'http'}://{address()}:{setting('port') or 8000}{ready}"
         with urllib.request.urlopen(ready, timeout=4, context=context(cert)):  # noqa: S310
             return 0
     except (urllib.error.URLError, OSError, ValueError) as error:

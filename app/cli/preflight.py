@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import tempfile
 
 from boxcal.app.cli.output import CannotStart
@@ -12,7 +11,7 @@ from boxcal.app.settings.service import Settings
 SERVICE_SECONDS = 2.0
 
 
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}  # noqa: S104 - addresses that mean all
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all
 
 
 def check_start(settings: Settings) -> None:
@@ -40,7 +39,7 @@ def check_port(settings: Settings) -> str:
     else:
         address = f"{settings.address}:{settings.port}"
         try:
-            _listen(settings.address, settings.port)
+            settings.listen(settings.port).close()
         except OSError as error:
             if (served := running_model(settings)) is not None:
                 raise AlreadyRuns(
@@ -52,15 +51,10 @@ def check_port(settings: Settings) -> str:
         return found
     address = f"{settings.address}:{settings.grpc_port}"
     try:
-        _listen(settings.address, settings.grpc_port)
+        settings.listen(settings.grpc_port).close()
     except OSError as error:
         raise CannotStart(f"cannot listen on {address} for gRPC: {error.strerror or error}") from error
     return f"{found}; {address} is free for gRPC"
-
-
-def _listen(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host, port), family=family).close()
 
 
 def running_model(settings: Settings) -> str | None:
@@ -70,6 +64,7 @@ def running_model(settings: Settings) -> str | None:
     from boxcal.app.client.errors import ClientError  # noqa: PLC0415
 
     host = LOOPBACK.get(settings.address, settings.address)
+    host = f"[{host}]" if ":" in host else host
     try:
         with BoxcalClient(f"http://{host}:{settings.port}", timeout=SERVICE_SECONDS) as client:
             return client.send(calls.ready(), ONCE).model

@@ -46,7 +46,12 @@ def read_settings(config: Path | None = None, **given: Any) -> Settings:
         if not first["loc"]:  # several settings that do not fit together, perhaps a secret among them
             raise UsageError(first["msg"].removeprefix("Value error, ")) from error
         name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{_source(name, given)}: {first['msg']}, got {first['input']!r}") from error
+        # Our own messages name what is wrong of the value; the value may be a secret.
+        own = first["type"] == "value_error"
+        found = (
+            first["msg"].removeprefix("Value error, ") if own else f"{first['msg']}, got {first['input']!r}"
+        )
+        raise UsageError(f"{_source(name, given)}: {found}") from error
 
 
 def _source(name: str, given: Mapping[str, Any]) -> str:

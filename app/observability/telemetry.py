@@ -426,12 +426,11 @@ OF_SERVICE = (
     "process_",
     "boxcal_process_",
     "boxcal_registry_",
-    "boxcal_background_restarts",
     "boxcal_event_loop_",
 )
 """Beginnings of the names of metrics that a model does not have."""
-OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected")
-"""Requests that are for no model, such as health checks, have no label."""
+OF_BOTH = ("boxcal_request_seconds", "boxcal_rejected", "boxcal_background_restarts")
+"""Requests that are for no model, such as health checks, and tasks of the service have no label."""
 
 
 class MetricsOfModels:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -35,6 +36,9 @@ SCHEME = "s3://"
 ARTIFACTS = "artifacts/"
 SETS = "fits/"
 """Folder of the validation sets in a bucket; in a directory they are beside the artifacts."""
+SET = re.compile(r"([0-9a-f]{16})(\.([0-9a-f]{16})?)?")
+"""The name of a set: that of a fit and, in a directory, of its owner, if it has one. Others are not ours."""
+ARTIFACT = re.compile(r"[0-9a-f]{64}")
 
 
 def write_whole(path: Path, data: bytes, new: Path, mode: int = 0o666) -> None:
@@ -193,7 +197,9 @@ class SharedArtifacts:
     def write(self, sha256: str, data: bytes) -> None:
         """Add one, and remove the oldest beyond `KEPT`."""
         try:
-            ages = self._storage.ages(ARTIFACTS)
+            ages = {
+                name: age for name, age in self._storage.ages(ARTIFACTS).items() if ARTIFACT.fullmatch(name)
+            }
             if sha256 in ages:
                 return
             self._storage.write(ARTIFACTS + sha256, data)
@@ -260,10 +266,11 @@ class SharedSets:
         self._remove_where(lambda fit_id, age: age > ORPHAN_SECONDS and fit_id not in unfinished)
 
     def _remove_where(self, is_over: Callable[[str, float], bool]) -> None:
+        """Remove sets; all else that a directory or a prefix holds belongs to others, and stays."""
         prefix = SETS if isinstance(self._storage, Bucket) else ""
         for name, age in self._storage.ages(prefix).items():
-            fit_id, dot, _ = name.partition(".")
-            if (dot or prefix) and is_over(fit_id, age):
+            found = SET.fullmatch(name)
+            if found and bool(found[2]) == (not prefix) and is_over(found[1], age):
                 self._storage.remove_folder(prefix + name)
 
 

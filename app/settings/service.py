@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ REMOVED = {
     **dict.fromkeys(("LATENCY_TARGET_MS", "MAX_PIXELS", "SHUTDOWN_SECONDS", "TIMEOUT_MS"), CONSTANT),
 }
 """Settings of earlier versions, and what replaces them."""
+MAY_BE_EMPTY = ("root_path", "allowed_hosts", "cors_origins")
+"""An empty path or list is one; an empty address, file or secret is a template that was not filled in."""
 ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -187,6 +190,13 @@ class Settings(BaseSettings):
             raise ValueError("grpc_port is 0; several processes need one port")
         return self
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_filled_in(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, str) and not value.strip() and info.field_name not in MAY_BE_EMPTY:
+            raise ValueError("it is empty; leave it out for the default")
+        return value
+
     @field_validator("model")
     @classmethod
     def _can_be_read(cls, value: str) -> str:
@@ -228,6 +238,11 @@ class Settings(BaseSettings):
     def address(self) -> str:
         """The address to listen on; beside a Unix socket, gRPC listens on the loopback interface."""
         return "127.0.0.1" if self.uds is not None else self.host
+
+    def listen(self, port: int) -> socket.socket:
+        """Listen on a port of the address; `::` is every address, also those of IPv4."""
+        family, both = socket.AF_INET6 if ":" in self.address else socket.AF_INET, self.address == "::"
+        return socket.create_server((self.address, port), family=family, dualstack_ipv6=both)
 
     @property
     def allowed_host_names(self) -> tuple[str, ...]:

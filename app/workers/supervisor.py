@@ -201,10 +201,7 @@ def open_listener(settings: Settings) -> socket.socket:
         opened.bind(str(settings.uds))
         settings.uds.chmod(0o666)
     else:
-        family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
-        opened = socket.socket(family)
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind((settings.address, settings.port))
+        opened = settings.listen(settings.port)
     opened.listen(BACKLOG)
     return opened
 
@@ -236,8 +233,8 @@ def environment(settings: Settings) -> dict[str, str]:
 def supervise(settings: Settings) -> None:
     """Serve with several processes until SIGTERM or SIGINT."""
     dictConfig(log_config(settings))
-    folder = Path(tempfile.mkdtemp(prefix="boxcal-workers-"))
     listener = open_listener(settings)
+    folder = Path(tempfile.mkdtemp(prefix="boxcal-workers-"))
     own = None if settings.uds is None else identity(settings.uds)
     child_environment = environment(settings)
 

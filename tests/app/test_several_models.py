@@ -169,7 +169,9 @@ def test_the_protocol_has_every_model(http: httpx.Client) -> None:
     assert "the models are north, north.calibrator" in missing.json()["error"]
 
 
-def test_metrics_and_statistics_are_told_apart(http: httpx.Client) -> None:
+def test_metrics_and_statistics_are_told_apart(service: Service, http: httpx.Client) -> None:
+    service.state.models["south"].telemetry.restarted("monitor")
+    service.state.telemetry.restarted("keys")
     for _ in range(3):
         http.post("/calibrate", params={"model": "elsewhere"}, json={"logits": LOGITS.tolist()})
     lines = http.get("/metrics").text.splitlines()
@@ -181,6 +183,10 @@ def test_metrics_and_statistics_are_told_apart(http: httpx.Client) -> None:
     assert [line.split('"')[1] for line in device] == ["north", "south", "elsewhere"]
     queues = [line.split("{")[1].split("}")[0] for line in lines if line.startswith("boxcal_queue_samples{")]
     assert queues == ['model="north"', 'model="south"', 'model="elsewhere"']
+    counts = [line for line in lines if line.startswith("boxcal_background_restarts_total")]
+    restarts = [line for line in counts if not line.endswith(" 0.0")]
+    of_model = 'boxcal_background_restarts_total{model="south",task="monitor"} 1.0'
+    assert restarts == ['boxcal_background_restarts_total{task="keys"} 1.0', of_model]
     assert sum(line.startswith("process_resident_memory_bytes ") for line in lines) == 1
     assert http.get("/stats", params={"model": "south"}).json()["memory_bytes"] > 0
 

@@ -15,8 +15,8 @@ from boxcal.calibrators.row_statistics import RowStatistics, Sketch
 from tests.calibrators.samples import Floats, Labels, Set, drawn, softmax, variants
 
 
-def warnings_of(logits: Floats, labels: Labels) -> list[DataWarning]:
-    return check_data(check_validation_set(logits, labels))
+def warnings_of(logits: Floats, labels: Labels, groups: Labels | None = None) -> list[DataWarning]:
+    return check_data(check_validation_set(logits, labels, groups=groups))
 
 
 def shifted(logits: Floats, labels: Labels) -> Set:
@@ -361,6 +361,15 @@ def test_copies_are_found_even_where_a_few_have_another_label(classes: int) -> N
     copied[3000:3015] = 0
     (found,) = (one for one in warnings_of(logits[again], copied) if one.code == "duplicates")
     assert (found.severity, found.rows) == ("warning", 300)
+
+
+def test_copies_within_a_declared_group_are_no_fault() -> None:
+    logits, labels = drawn(3000, 10)
+    again = np.r_[0:3000, 0:3000]
+    assert "duplicates" not in codes(warnings_of(logits[again], labels[again], groups=again))
+    other = np.r_[0:3000, 0:2000, 3000:4000]  # 1,000 copies belong to other groups than their originals
+    (found,) = (w for w in warnings_of(logits[again], labels[again], groups=other) if w.code == "duplicates")
+    assert found.rows == 1000
 
 
 def test_copies_share_a_fold_also_where_their_other_logits_are_none() -> None:

@@ -212,7 +212,7 @@ def test_keda_scales_by_the_length_of_the_queue_that_prometheus_has(packages: Pa
     assert set(scaled["spec"]) <= SCALED_OBJECT
     assert scaled["spec"]["scaleTargetRef"]["name"] == of_kind(manifests, "Deployment")["metadata"]["name"]
     (trigger,) = scaled["spec"]["triggers"]
-    query = 'sum(boxcal_queue_samples{namespace="serving",pod=~"demo-.*"})'
+    query = 'sum(boxcal_queue_samples{namespace="serving",pod=~"demo-[a-z0-9]+-[a-z0-9]{5}"})'
     assert trigger["metadata"] == {"serverAddress": address, "query": query, "threshold": "32"}
     assert (
         "does not match pattern"

@@ -7,11 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from boxcal.models.digits_data import load_digits_split
-from tests.app.fitting.service import free_port
+from tests.app.fitting.service import Service, free_port
 from tests.app.fitting.validation_data import validation_npz
 from tests.deploy.processes import ROOT, SCRAPE_SECONDS, wait_until
 from tests.deploy.queries import annotation_queries, dashboard, dashboard_queries, metrics_read, rule_queries
@@ -178,3 +179,18 @@ def test_the_health_check_tells_a_ready_service_from_none(service: str, tmp_path
     assert probe(BOXCAL_CONFIG=str(config), BOXCAL_PORT=none).returncode == 1
     config.write_text('tls_cert = "none.pem"\n')
     assert "https://127.0.0.1:8000/health/ready" in probe(BOXCAL_CONFIG=str(config)).stderr
+
+
+@pytest.mark.parametrize(("host", "workers"), [("::", "1"), ("::", "2"), ("::1", "1")])
+def test_the_addresses_of_ipv6_are_served_and_checked(tmp_path: Path, host: str, workers: str) -> None:
+    grpc_port = str(free_port())
+    settings = {"host": host, "workers": workers, "grpc_port": grpc_port, "allow_anonymous": "1"}
+    with Service(tmp_path / "data", model="logits:3", **settings) as service:
+        port = service.url.rsplit(":", 1)[1]
+        names = ["[::1]"] if host == "::1" else ["127.0.0.1", "[::1]"]
+        for name in names:
+            assert httpx.get(f"http://{name}:{port}/health/ready").status_code == 200
+            with grpc.insecure_channel(f"{name}:{grpc_port}") as channel:
+                grpc.channel_ready_future(channel).result(timeout=10)
+        assert probe(BOXCAL_HOST=host, BOXCAL_PORT=port).returncode == 0
+        assert f"gRPC on [{host}]:{grpc_port}" in service.log()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from types import TracebackType
 from typing import Self
 
 LOCK_NAME = ".alive"
+OURS = re.compile(r"[0-9a-f]{16}")
+"""Names of the folders of processes: `work` may be a folder that others use."""
 
 
 class Workspace:
@@ -69,7 +72,7 @@ class Workspace:
 def _sweep(root: Path) -> set[str]:
     """Remove what dead processes left, and name the living."""
     living = set()
-    for folder in [entry for entry in root.iterdir() if entry.is_dir()]:
+    for folder in [entry for entry in root.iterdir() if entry.is_dir() and OURS.fullmatch(entry.name)]:
         if _is_locked(folder / LOCK_NAME):
             living.add(folder.name)
         else:

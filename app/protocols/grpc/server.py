@@ -222,13 +222,14 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server, pool=_Pools())
+    shown = f"[{host}]" if ":" in host else host
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = server.add_insecure_port(f"{shown}:{port}")
     except RuntimeError as error:
-        raise InternalError(f"gRPC cannot listen on {host}:{port}: {error}") from error
+        raise InternalError(f"gRPC cannot listen on {shown}:{port}: {error}") from error
     interceptor.readers.port = bound
     await server.start()
-    logger.info("gRPC on %s:%d", host, bound)
+    logger.info("gRPC on %s:%d", shown, bound)
     shares = asyncio.create_task(keep_shares(most_connections, bound))
     try:
         yield bound

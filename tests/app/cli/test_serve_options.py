@@ -97,16 +97,29 @@ def test_a_config_file_that_cannot_be_used_is_named(
     ("arguments", "reason"),
     [
         (("--port", "70000"), "--port: Input should be less than or equal to 65535, got 70000"),
-        (("--model", "a=digits,b"), "--model: Value error, 'b' is not NAME=MODEL"),
+        (("--model", "a=digits,b"), "--model: 'b' is not NAME=MODEL"),
         (("--precision", "int8"), "'int8' is not one of"),
         (("--modle", "digits"), "No such option: --modle"),
         (("--alarm-webhook", "http://x"), "error: alarm_webhook needs alarm_secret"),
+        (("--tls-cert", "a.pem"), "BOXCAL_TLS_KEY: BOXCAL_TLS_CERT and BOXCAL_TLS_KEY must be set together"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(
     boxcal: Boxcal, arguments: tuple[str, ...], reason: str
 ) -> None:
     boxcal("serve", *arguments).refuses(reason)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["MODEL", "DEVICE", "HOST", "DATA_DIR", "DATABASE_URL", "SHARED_DIR", "ALARM_WEBHOOK", "ALARM_SECRET"],
+)
+def test_a_template_that_was_not_filled_in_is_told(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(f"BOXCAL_{name}", "")
+    for command in ("serve", "worker"):
+        boxcal(command).refuses(f"error: BOXCAL_{name}: it is empty; leave it out for the default")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -46,7 +46,7 @@ class Service:
         self._source = source or None
         self._program = f"{prelude}\nfrom boxcal.app.cli import main; main()"
         self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://{'[::1]' if settings.get('host') == '::1' else '127.0.0.1'}:{self._port}"
         self.environment = {
             **os.environ,
             "BOXCAL_DATA_DIR": str(data_dir),

@@ -179,6 +179,14 @@ def test_two_in_one_process_see_each_other(tmp_path: Path) -> None:
         assert alone.sweep() == {alone.name}
 
 
+def test_what_others_keep_in_a_folder_called_work_stays(tmp_path: Path) -> None:
+    for name in ("thesis", ".git", "2026-11"):
+        (tmp_path / "work" / name).mkdir(parents=True)
+    with Workspace(tmp_path) as own:
+        assert own.sweep() == {own.name}
+    assert {path.name for path in (tmp_path / "work").iterdir()} == {"thesis", ".git", "2026-11", ".sweep"}
+
+
 def test_the_folder_of_a_killed_process_is_removed_and_a_living_one_stays(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -262,16 +262,36 @@ async def test_a_fit_that_stopped_several_replicas_is_interrupted(
 
 def test_old_folders_of_ended_fits_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = SharedSets(SharedDirectory(tmp_path), "me", Path)
-    for name in ("ended.me", "running.other"):
+    ended, running, gone, me, other = (number * 16 for number in "abc01")
+    for name in (f"{ended}.{me}", f"{gone}.", f"{running}.{other}"):
         (tmp_path / name).mkdir()
-    vanished = tmp_path / "vanished.other"  # listed, but gone when it is looked at
+    vanished = tmp_path / f"{gone}.{other}"  # listed, but gone when it is looked at
     vanished.symlink_to("nowhere")
-    shared.sweep({"running"})
-    assert len(list(tmp_path.glob("*.*"))) == 3
+    shared.sweep({running})
+    assert len(list(tmp_path.glob("*.*"))) == 4
     vanished.unlink()
     monkeypatch.setattr("boxcal.app.registry.storage.ORPHAN_SECONDS", -1.0)
-    shared.sweep({"running"})
-    assert {folder.name for folder in tmp_path.iterdir()} == {"artifacts", "running.other"}
+    shared.sweep({running})
+    assert {folder.name for folder in tmp_path.iterdir()} == {"artifacts", f"{running}.{other}"}
+
+
+def test_what_others_keep_in_the_shared_directory_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boxcal.app.registry.storage.ORPHAN_SECONDS", -1.0)
+    monkeypatch.setattr("boxcal.app.registry.storage.KEPT", 1)
+    names = (".venv", ".git", "backup.2026", "model.v1", "a" * 16, f"{'a' * 16}.tar", "artifacts/model.pkl")
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("of others")
+    (tmp_path / "artifacts" / "notes.txt").write_text("of others")
+    storage = SharedDirectory(tmp_path)
+    SharedSets(storage, "0" * 16, Path).sweep(set())
+    for content in (b"one", b"two"):
+        SharedArtifacts(storage).write(hashlib.sha256(content).hexdigest(), content)
+    assert all((tmp_path / name / "file").read_text() == "of others" for name in names)
+    kept = {path.name for path in (tmp_path / "artifacts").iterdir()}
+    assert kept == {"model.pkl", "notes.txt", hashlib.sha256(b"two").hexdigest()}
 
 
 PRELUDE = """
