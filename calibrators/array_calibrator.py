@@ -6,6 +6,7 @@ the last bit, otherwise within rounding of sums and exponentials.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ from boxcal.calibrators.temperature_fast_path import TemperatureRows, solve_rows
 
 INPUTS_AT_ONCE = 256
 """How many inputs a backbone is handed in one batch."""
+NO_NUMBER = re.compile(r"\bnan\b| inf\b|^every logit")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Rows = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Box = tuple[Array, Array]
@@ -167,6 +169,15 @@ class TwoStages:
                 f"this calibrator takes {self.reads} of shape (N, {self.width}), not {tuple(shape)}"
             )
 
+    def _refused(self, rows: Array, error: ValueError) -> ValueError:
+        """Name the number among the rows given from which a map has made the one that an error names."""
+        wrong = np.argwhere(~np.isfinite(rows))
+        if not len(wrong) or not NO_NUMBER.search(str(error)):
+            return error
+        row, column = wrong[0].tolist()
+        what = "logit of class" if self.reads == "logits" else "feature"
+        return ValueError(f"the {what} {column} in row {row} is {rows[row, column].item()}")
+
     def __repr__(self) -> str:
         """Return the method and its parameters."""
         return f"{type(self).__name__}({self.method!r}, {self.spec['parameters']})"
@@ -221,4 +232,7 @@ class ArrayCalibrator(TwoStages):
                 lower, upper, yielded = meet(array_ops, box, request, self.num_classes, always=False)
                 box = lower, upper
                 relaxed |= yielded.any(axis=-1) if yielded.ndim else yielded
-        return CalibratedArrays(solve_rows(mapped, *box), mapped, box, relaxed)
+        try:
+            return CalibratedArrays(solve_rows(mapped, *box), mapped, box, relaxed)
+        except ValueError as error:
+            raise self._refused(wide, error) from error

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, TwoStages
-from boxcal.calibrators.errors import ExportError
+from boxcal.calibrators.errors import ExportError, InvalidDataError
 from boxcal.calibrators.operator import Bounds, box_constrained_softmax
 
 
@@ -83,7 +83,9 @@ class Calibrator(TwoStages):
         Raises
         ------
         InvalidDataError
-            If the logits do not have K columns, or the features D.
+            If the logits do not have K columns, or the features D, or the bounds another number of rows.
+        ValueError
+            If a logit is NaN or infinity, or -inf where the method has no answer to it.
         TypeError
             If the bounds are no `Bounds`.
         """
@@ -91,6 +93,10 @@ class Calibrator(TwoStages):
         self._check_width(tuple(scores.shape))
         if not isinstance(bounds, Bounds | None):
             raise TypeError(f"bounds must be boxcal.Bounds(lower, upper), not {type(bounds).__name__}")
+        if bounds is not None and len(bounds.shape) == 2 and bounds.shape[0] not in {1, len(scores)}:
+            raise InvalidDataError(
+                f"bounds for {bounds.shape[0]} rows cannot bound {len(scores)} rows of logits"
+            )
         wide = (scores if self.logit_map.has_onnx_form else scores.detach()).to(torch.float64)
         relaxed = torch.zeros(scores.shape[0], dtype=torch.bool, device=scores.device)
         is_recorded = wide.requires_grad and torch.is_grad_enabled()
@@ -100,18 +106,21 @@ class Calibrator(TwoStages):
             lower, upper = self.bound_map(mapped)
             return Calibrated(probabilities, mapped, lower, upper, relaxed)
         mapped = self.mapped(wide)
-        effective = Bounds(*self.bound_map(mapped))
-        if bounds is not None:
-            effective, yielded = effective.yielding_to(bounds, self.num_classes)
-            relaxed = yielded.expand(scores.shape[0])
-        probabilities = box_constrained_softmax(mapped, effective.lower, effective.upper)
+        try:
+            effective = Bounds(*self.bound_map(mapped))
+            if bounds is not None:
+                effective, yielded = effective.yielding_to(bounds, self.num_classes)
+                relaxed = yielded.expand(scores.shape[0])
+            probabilities = box_constrained_softmax(mapped, effective.lower, effective.upper)
+        except ValueError as error:
+            raise self._refused(wide.detach().cpu().numpy(), error) from error
         return Calibrated(probabilities, mapped, effective.lower, effective.upper, relaxed)
 
     def to_onnx(self, path: str | os.PathLike[str], *, request_bounds: bool = False) -> None:
         """Write the calibrator as an ONNX model, which onnxruntime runs without boxcal.
 
         Its input is `logits` (or `features`) of shape (N, K), float32, its output `probabilities` of shape
-        (N, K), float64; invalid rows give NaN. Answers agree with this calibrator's to 1e-6.
+        (N, K), float64; invalid rows give NaN. N is at least 1. Answers agree with this calibrator's to 1e-6.
 
         Parameters
         ----------

@@ -19,12 +19,18 @@ __all__ = [
 ]  # fmt: skip
 
 full_like = torch.full_like
-log_sigmoid = logsigmoid
 
 
 def constant(values: Tensor) -> Tensor:
     """Give the values without their history."""
     return values.detach()
+
+
+def log_sigmoid(values: Tensor) -> Tensor:
+    """Log of the logistic function."""
+    if torch.onnx.is_in_onnx_export():  # it would take the logarithm of a sigmoid, which is 0 below -37
+        return clip(values, None, 0.0) - log(1.0 + exp(-values.abs()))
+    return logsigmoid(values)
 
 
 def log_softmax(logits: Tensor) -> Tensor:

@@ -53,10 +53,12 @@ class PerClassFunction(LogitMap):
         left = ops.clip(right - 1, 0, None)
         at_left = ops.gather(values, left)
         if self.steps:
-            return ops.log(ops.where(own >= places[:, last:], values[:, last:], at_left)).T
+            found = ops.where(own >= places[:, last:], values[:, last:], at_left)
+            return ops.log(ops.where(own >= 0.0, found, own)).T  # NaN, of logits that are no numbers, stays
         begin, end = ops.gather(places, left), ops.gather(places, right)
         share = ops.clip(ops.nan_to_num((own - begin) / (end - begin), nan=0.0), 0.0, 1.0)
-        return ops.log(at_left + share * (ops.gather(values, right) - at_left)).T
+        found = at_left + share * (ops.gather(values, right) - at_left)
+        return ops.log(ops.where(own >= 0.0, found, own)).T
 
     def vjp(self, p: Parameters, scores: Array, precomputed: Any = None) -> tuple[Array, Vjp]:
         """Between two places d log f = f' dp / f, and dp = p (dg - p.dg); steps have no slope."""

@@ -6,7 +6,7 @@ import torch
 
 from boxcal.calibrators import Bounds, Calibrator
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
-from boxcal.calibrators.errors import ArtifactError
+from boxcal.calibrators.errors import ArtifactError, InvalidDataError
 from boxcal.calibrators.maps.base import BoxMap, LogitMap
 from boxcal.calibrators.method import catalogue
 from tests.calibrators.filled_maps import filled_calibrator
@@ -76,3 +76,32 @@ def test_bytes_of_what_no_fit_could_have_produced_are_refused(method: str) -> No
                 last = other if isinstance(other, BoxMap) else one.bound_map
                 with pytest.raises(ArtifactError):
                     ArrayCalibrator.from_bytes(Calibrator(method, first, last, 4).to_bytes())
+
+
+@pytest.mark.parametrize("method", [*catalogue(), *STORED])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_number_that_is_none_is_named_as_it_was_given(method: str, value: float) -> None:
+    tensors = filled_calibrator(method, 5)
+    rows = np.random.default_rng(0).normal(size=(3, tensors.width))
+    rows[1, 2] = value
+    if method.startswith("fc") and value == np.inf:  # it cuts features off above
+        assert np.isfinite(tensors.on_arrays(rows)).all()
+        return
+    what = "logit of class 2" if tensors.reads == "logits" else "feature 2"
+    for answer in (lambda: tensors(torch.from_numpy(rows)), lambda: tensors.on_arrays(rows)):
+        with pytest.raises(ValueError, match=f"^the {what} in row 1 is {value}$"):
+            answer()
+
+
+@pytest.mark.parametrize("method", ["lb", "vector", "dpb"])
+def test_a_logit_of_minus_infinity_is_named_where_a_method_has_no_answer_to_it(method: str) -> None:
+    rows = np.array([[0.0, -np.inf, 1.0]])
+    assert filled_calibrator("ts", 3).on_arrays(rows)[0, 1] == 0.0
+    with pytest.raises(ValueError, match=r"^the logit of class 1 in row 0 is -inf$"):
+        filled_calibrator(method, 3).on_arrays(rows)
+
+
+def test_bounds_of_another_number_of_rows_are_told() -> None:
+    bounds = Bounds(torch.zeros(3, 5), torch.ones(3, 5))
+    with pytest.raises(InvalidDataError, match=r"^bounds for 3 rows cannot bound 2 rows of logits$"):
+        filled_calibrator("ts", 5)(torch.zeros(2, 5), bounds)

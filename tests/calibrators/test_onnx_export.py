@@ -84,6 +84,17 @@ def test_fitted_bounds_yield_to_bounds_that_are_inputs(tmp_path: Path) -> None:
     assert ((answer >= lower) & (answer <= upper)).all()
 
 
+@pytest.mark.parametrize("method", ["beta", "ets", "dpb", "sms"])
+def test_classes_far_below_the_largest_share_a_lower_bound_as_they_must(method: str, tmp_path: Path) -> None:
+    calibrator = filled_calibrator(method, CLASSES)
+    calibrator.to_onnx(tmp_path / "calibrator.onnx", request_bounds=True)
+    logits = 60.0 * rows(40)
+    lower, upper = np.full((40, CLASSES), 0.01, np.float32), np.full((40, CLASSES), 0.6, np.float32)
+    answer = run(tmp_path / "calibrator.onnx", logits=logits.numpy(), lower=lower, upper=upper)
+    expected = calibrator(logits, Bounds(torch.from_numpy(lower), torch.from_numpy(upper)))
+    np.testing.assert_allclose(answer, expected.numpy(), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["pts", "pts+pb-mlp"])
 def test_networks_that_read_centred_logits_are_exported_and_served_alike(method: str, tmp_path: Path) -> None:
     logits = 3 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
