@@ -416,10 +416,10 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
             check_consistent_length(weights, names)
         takes = weights is not None and has_fit_parameter(self.estimator, "sample_weight")
         params = {"sample_weight": weights} if takes else {}
-        if isinstance(self.estimator, FrozenEstimator):
+        is_frozen = isinstance(self.estimator, FrozenEstimator)
+        if is_frozen:
             check_is_fitted(self.estimator)
             self.estimator_ = self.estimator
-            scores = self._scores(rows)
         else:
             if weights is not None and not takes:
                 warnings.warn(
@@ -428,6 +428,12 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
                 )
             splits = self._splits(rows, names, groups)
             self._calibrator(known)._check_arguments(known)
+            self.estimator_ = clone(self.estimator).fit(rows, names, **params)
+        if len(known) > 2:
+            _check_columns(self.estimator_)  # which a search has chosen only now
+        if is_frozen:
+            scores = self._scores(rows)
+        else:
             scores = cross_val_predict(
                 self.estimator,
                 rows,
@@ -437,7 +443,6 @@ class BoxCalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, _ShowsItsFit)
                 n_jobs=self.n_jobs,
                 params=params,
             )
-            self.estimator_ = clone(self.estimator).fit(rows, names, **params)
         self.classes_ = self.estimator_.classes_
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
@@ -509,13 +514,26 @@ def _is_positional(side: Any, num_classes: int) -> bool:
 
 def _check_columns(estimator: Any) -> None:
     """Refuse scores of pairs of classes: three classes have as many as columns of their own."""
-    while isinstance(estimator, FrozenEstimator | Pipeline):
-        estimator = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator.estimator
+    while hasattr(estimator, "decision_function") and (inner := _scored_by(estimator)) is not None:
+        estimator = inner
     if getattr(estimator, "decision_function_shape", None) == "ovo":
         raise ValueError(
             f"{type(estimator).__name__} has decision_function_shape='ovo': a score for each pair of classes."
             " Set it to 'ovr'."
         )
+
+
+def _scored_by(estimator: Any) -> Any:
+    """Return the estimator inside that gives the scores: the last step, the fitted one, the best of a search.
+
+    None where there is none.
+    """
+    if isinstance(estimator, Pipeline):
+        return estimator.steps[-1][1]
+    if isinstance(estimator, FrozenEstimator):
+        return estimator.estimator
+    fitted = ("best_estimator_", "final_estimator_", "estimator_")
+    return next((getattr(estimator, name) for name in fitted if hasattr(estimator, name)), None)
 
 
 def _two_dimensional(scores: Any) -> Any:

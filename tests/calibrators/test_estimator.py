@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.ensemble import BaggingClassifier, StackingClassifier
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, GroupKFold, KFold, cross_val_predict, cross_val_score
@@ -162,7 +163,16 @@ def test_scores_of_pairs_of_classes_are_refused() -> None:
     for model in (pairs, two_steps, frozen, FrozenEstimator(two_steps.fit(*samples(3)))):
         with pytest.raises(ValueError, match=r"SVC has decision_function_shape='ovo': a score for each pair"):
             BoxCalibratedClassifier(model, "ts").fit(*samples(3))
-    for model, classes in ((pairs, 2), (SVC(), 3), (OneVsRestClassifier(pairs), 3)):
+    for model in (
+        GridSearchCV(pairs, {"C": [1.0]}),
+        GridSearchCV(SVC(), {"decision_function_shape": ["ovo"]}),
+        BaggingClassifier(pairs, 2),
+        StackingClassifier([("one", GaussianNB())], pairs, cv=2),
+    ):
+        with pytest.raises(ValueError, match=r"SVC has decision_function_shape='ovo': a score for each pair"):
+            BoxCalibratedClassifier(model, "ts").fit(*samples(3))
+    chosen = GridSearchCV(pairs, {"decision_function_shape": ["ovr"]})
+    for model, classes in ((pairs, 2), (SVC(), 3), (OneVsRestClassifier(pairs), 3), (chosen, 3)):
         rows, y = samples(classes)
         assert BoxCalibratedClassifier(model, "ts").fit(rows, y).score(rows, y) > 0.7
 
