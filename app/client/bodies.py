@@ -166,7 +166,9 @@ def _joined(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def float_array(array: npt.ArrayLike) -> Floats:
     """Return a C-contiguous float array; TypeError for a DataFrame, whose names of columns it would lose."""
-    if any(isinstance(name, str) for name in getattr(array, "columns", ())):
+    names = list(getattr(array, "columns", ()))
+    is_named = [str(name) for name in names] != [str(index) for index in range(len(names))]
+    if is_named or any(isinstance(name, str) for name in names):
         raise TypeError(
             "the columns of a DataFrame are not matched with the classes here: bring them into the order of "
             "`labels` in client.model(), and pass .to_numpy()"

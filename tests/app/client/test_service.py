@@ -99,6 +99,9 @@ def test_names_of_columns_are_not_lost() -> None:
         with pytest.raises(TypeError, match=r"order of `labels` in client.model\(\), and pass .to_numpy\(\)"):
             call(frame)
     np.testing.assert_array_equal(bodies.float_array(pd.DataFrame([[1.0, 2.0]])), [[1.0, 2.0]])
+    for columns in ([1, 0], [1, 2], [False, True]):
+        with pytest.raises(TypeError, match=r"not matched with the classes here.*pass .to_numpy\(\)"):
+            bodies.float_array(pd.DataFrame([[1.0, 2.0]], columns=columns))
 
 
 def test_labels_are_sent_as_texts_or_numbers() -> None:
