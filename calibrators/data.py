@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.array_ops import mean, row_max
+from boxcal.calibrators.class_columns import with_booleans_named
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.label_checks import class_offsets
 from boxcal.calibrators.row_statistics import RowStatistics, Sketch, effective_samples
@@ -226,7 +227,7 @@ def named_columns(scores: Any) -> list[str] | None:
 
 
 def label_indices(labels: Any, classes: list[str]) -> Any:
-    """Turn labels that name classes into their indices: texts, and integers where these name all classes.
+    """Turn labels that name classes into their indices: texts, and numbers or booleans that name all classes.
 
     Other labels are left as they are. Integers that are the indices of their classes name nothing.
 
@@ -235,12 +236,12 @@ def label_indices(labels: Any, classes: list[str]) -> Any:
     InvalidDataError
         Naming the label that is no class.
     """
-    found = np.asarray(labels)
+    found = with_booleans_named(np.asarray(labels), classes)
     if found.dtype.kind == "O" and all(type(label) is int for label in found.tolist()):  # `Int64` of pandas
         found = found.astype(np.int64)
     written: Callable[[Any], Any] = str
     if found.dtype.kind not in "OU":
-        is_whole = found.dtype.kind in "iu" or (found.dtype.kind == "f" and (found == np.floor(found)).all())
+        is_whole = found.dtype.kind in "iub" or (found.dtype.kind == "f" and (found == np.floor(found)).all())
         if not is_whole or not names_are_integers(classes):
             return found
         found, written = found.astype(np.int64), lambda name: integer_of(str(name))

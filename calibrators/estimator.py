@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -30,6 +30,14 @@ from sklearn.utils.validation import (
 )
 
 from boxcal.calibrators.array_calibrator import Box, CalibratedArrays
+from boxcal.calibrators.class_columns import (
+    SCORE,
+    are_numbered,
+    class_of_score,
+    class_order,
+    clean,
+    without_decimals,
+)
 from boxcal.calibrators.data import ClassMix, check_validation_set
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.evaluation.html_report import fit_fragment
@@ -43,7 +51,6 @@ from boxcal.calibrators.scores import (
     LOGITS,
     ScoreLook,
     as_logits,
-    names_are_integers,
     refusal_of_batch,
     two_columns,
 )
@@ -149,7 +156,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         Parameters
         ----------
         logits : array_like of shape (N, K)
-            One column for each class: logits, or what `scores` names.
+            One column for each class: logits, or what `scores` names. Columns with names are matched with the
+            classes by them.
         y : array_like of shape (N,)
             Class names, or class indices.
         sample_weight : array_like of shape (N,), optional
@@ -160,8 +168,8 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         Raises
         ------
         ValueError
-            The number of columns is not that of the classes, the data are invalid, or `scores` is `auto` and
-            the rows look like probabilities.
+            The number or the names of the columns are not those of the classes, the data are invalid, or
+            `scores` is `auto` and the rows look like probabilities.
         """
         _check_present(y)
         checked: tuple[NDArray[np.float64], NDArray[Any]] = validate_data(
@@ -170,11 +178,12 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         values, names = checked
         check_classification_targets(names)
         self.classes_ = np.unique(names) if self.classes is None else np.asarray(self.classes)
-        self._order = self._order_of_columns()
         is_one = values.shape[1] == 1 and len(self.classes_) == 2
         if is_one and self.scores == "auto" and (refusal := ScoreLook.of([values]).refusal(of_one=True)):
             raise InvalidDataError(_in_python(refusal))
-        values = self._in_order(values)
+        given = "" if self.classes is not None else ", and give classes that y does not have as `classes`"
+        self._order = self._order_of(logits, given)
+        values = self._in_order(values, self._order)
         columns = values.shape[1]
         if len(self.classes_) != columns:
             given = ""
@@ -222,37 +231,48 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
 
     def _calibrated(self, logits: ArrayLike) -> CalibratedArrays:
         check_is_fitted(self)
-        logits = _named_by_texts(logits)
-        names = getattr(self, "feature_names_in_", None)
-        if names is not None and set(getattr(logits, "columns", ())) == set(names):
-            logits = logits[list(names)]  # type: ignore[index, call-overload] # a DataFrame, by name
-        elif self.n_features_in_ == 1:
+        names = list(getattr(self, "feature_names_in_", ()))
+        logits = _named_by_texts(logits, names)
+        order = self._order
+        if names and set(getattr(logits, "columns", ())) == set(names):
+            logits = logits[names]  # type: ignore[index, call-overload] # a DataFrame, by name
+        elif _names_of(logits):
+            order = self._order_of(logits)
+        if self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
-        values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False))
+        values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False), order)
         if self.scores == "auto" and (refusal := refusal_of_batch(values)):
             raise InvalidDataError(f"{_in_python(refusal)} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))
 
-    def _order_of_columns(self) -> list[int] | None:
-        """Match the named columns of a DataFrame with the classes; None where nothing is named by them."""
-        columns = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        classes = [str(name) for name in self.classes_]
-        named = set(columns) & set(classes)
-        if not named or (len(columns) == 1 and len(classes) == 2):
-            return None
-        if named != set(columns) or named != set(classes):
-            others = ", and give classes that y does not have as `classes`" if self.classes is None else ""
-            raise ValueError(
-                f"The columns are {columns}, and the classes are {classes}: name each column by its class"
-                f"{others}."
-            )
-        return [columns.index(name) for name in classes]
+    def _order_of(self, scores: Any, advice: str = "") -> list[int] | None:
+        """Match named columns with the classes; None where they have no names.
 
-    def _in_order(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        One column for two classes counts as both of them: that of the class which it names comes second.
+        """
+        columns = _names_of(scores)
+        if len(columns) == 1 and len(self.classes_) == 2:
+            return self._order_of_one(columns[0])
+        if len(columns) < 2:
+            return None
+        return class_order(columns, self.classes_.tolist(), advice)
+
+    def _order_of_one(self, column: Any) -> list[int] | None:
+        name, *classes = (without_decimals(clean(str(one))) for one in (column, *self.classes_.tolist()))
+        if (named := class_of_score(name, classes)) is not None:
+            return [1, 0] if named == 0 else None
+        if self.scores == "auto" and not SCORE.fullmatch(name):
+            raise InvalidDataError(
+                f"the column {name!r:.100} is named as no score, and by none of the classes {classes}: if it "
+                f'is the score of {classes[1]!r:.50}, set scores="logits" or scores="probabilities"'
+            )
+        return None
+
+    def _in_order(self, values: NDArray[np.float64], order: list[int] | None) -> NDArray[np.float64]:
         """Give the columns in the order of the classes; both of them where one was sent for two classes."""
         if values.shape[1] == 1 and len(self.classes_) == 2:
-            return two_columns(values, LOGITS if self.scores == "auto" else self.scores)
-        return values if self._order is None else values[:, self._order]
+            values = two_columns(values, LOGITS if self.scores == "auto" else self.scores)
+        return values if order is None else values[:, order]
 
     def _as_logits(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what the calibrator reads."""
@@ -541,15 +561,24 @@ def _two_dimensional(scores: Any) -> Any:
     return np.asarray(scores).reshape(-1, 1) if len(getattr(scores, "shape", (0, 0))) == 1 else scores
 
 
-def _named_by_texts(scores: Any) -> Any:
-    """Name the columns of a DataFrame by texts where integers name them: scikit-learn knows no other names.
+def _named_by_texts(scores: Any, known: Sequence[str] = ()) -> Any:
+    """Name the columns of a DataFrame by texts where others name them: scikit-learn knows no other names.
 
-    Integers that count the columns name nothing.
+    Integers that count the columns name nothing, unless they are the `known` names, in another order.
     """
     columns = list(getattr(scores, "columns", ()))
     names = [str(name) for name in columns]
-    is_named = names == columns or not names_are_integers(names)
+    is_named = names == columns or (are_numbered(columns) and set(names) != set(known))
     return scores if is_named else scores.set_axis(names, axis=1)
+
+
+def _names_of(scores: Any) -> list[Any]:
+    """Give the names of the columns of a DataFrame, or that of a Series; none where they only count them."""
+    columns = list(getattr(scores, "columns", ()))
+    if columns:
+        return [] if are_numbered(columns) else columns
+    name = getattr(scores, "name", None)
+    return [] if name is None or name == "" else [name]
 
 
 def _check_present(labels: Any) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.calibrators.array_calibrator import ArrayCalibrator, TwoStages
-from boxcal.calibrators.errors import ExportError, InvalidDataError
+from boxcal.calibrators.class_columns import class_order
+from boxcal.calibrators.errors import ExportError
 
 ARTIFACT = "calibrator.safetensors"
 MLMODEL = """\
@@ -60,7 +61,7 @@ def to_mlflow(calibrator: TwoStages, folder: str | os.PathLike[str]) -> None:
 
     `mlflow.pyfunc.load_model(folder).predict(logits)` returns the probabilities (N, K) of the calibrator on
     arrays, float64 and equal to the last bit. It takes an array (N, K), float32 or float64, or a DataFrame,
-    whose columns are ordered by the names of the classes if they have these names. A method that reads
+    whose columns are ordered by the names of the classes if they have names. A method that reads
     features takes them, (N, D), in place of logits.
 
     Parameters
@@ -118,26 +119,18 @@ class PyfuncModel:
         Raises
         ------
         InvalidDataError
-            The number of columns is another one, or only some of the columns have names of classes.
+            The number of columns is another one, or they have names that are not those of the classes.
         """
         rows = np.asarray(model_input, np.float64)
         order = self._order([*getattr(model_input, "columns", ())])
         return self.calibrator(rows if order is None else rows[:, order])
 
     def _order(self, columns: list[Any]) -> list[int] | None:
-        """Match the columns with the classes by name; None where no column has the name of a class."""
+        """Match the columns with the classes by name; None where they have no names."""
         calibrator = self.calibrator
-        if calibrator.reads == "features" or not all(isinstance(name, str) for name in columns):
+        if calibrator.reads == "features" or not columns:
             return None
-        classes = calibrator.classes or [str(k) for k in range(calibrator.num_classes)]
-        if not set(columns) & set(classes):
-            return None
-        if sorted(columns) != sorted(classes):
-            raise InvalidDataError(
-                f"the columns are {columns}, and the classes are {list(classes)}: name each column by its "
-                "class"
-            )
-        return [columns.index(name) for name in classes]
+        return class_order(columns, calibrator.classes or range(calibrator.num_classes))
 
 
 def _load_pyfunc(path: str) -> PyfuncModel:

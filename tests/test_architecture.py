@@ -27,7 +27,7 @@ FLOORS = {
         {"state", "main", "server", "workers", "cli", "demo"},
     ),
     "calibrators": (
-        {"errors", "operator", "scores"},
+        {"errors", "operator", "scores", "class_columns"},
         {"maps", "data"},
         {"calibrator", "artifact", "method", "mlflow_model"},
         {"fitting", "evaluation", "estimator"},

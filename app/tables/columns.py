@@ -8,9 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.tables.labels import Declared, clean, shown
+from boxcal.app.tables.labels import Declared, shown
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
 from boxcal.calibrators.checks import may_miss_classes
+from boxcal.calibrators.class_columns import (
+    SCORE,
+    affixes,
+    class_columns,
+    class_of_score,
+    clean,
+    without_decimals,
+)
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import LOGITS, PROBABILITIES, integer_of
 
@@ -38,8 +46,6 @@ FEATURES_ALONE = (
     "them with BOXCAL_MODEL."
 )
 PERCENT_SIGN = re.compile(r"\d\s*%")
-SCORE = re.compile(r".*(prob|score|logit|decision|odds|confidence).*|p", re.IGNORECASE)
-"""What a column of scores of a model of two classes may be called, besides the name of a class."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def choose_columns(
             samples = tuple(inputs.table_columns if own else others)
             return Columns(samples, inputs.member, inputs.labels, label, group, weight)
     values, rows = ([], 0) if known is not None or label_values is None else label_values(label)
-    of_classes = _class_columns(others, known or values)
+    of_classes = class_columns(others, known or values)
     without: Mapping[str, str] = {}
     if known is None or not set(others) <= set(of_classes):
         held = texts()
@@ -324,9 +330,9 @@ def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str,
     are in their own order, which is that of the indices where they begin at 0.
     """
     there = set(others)
-    texts = [value if (number := integer_of(value)) is None else str(number) for value in values]
+    texts = list(map(without_decimals, values))
     for value in (values, texts):
-        for start, end in _affixes(others, value):
+        for start, end in affixes(others, value):
             if all(f"{start}{one}{end}" in there for one in value):
                 run = _consecutive(others, start, end, value)
                 names = run or [
@@ -337,18 +343,6 @@ def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str,
                 if len(names) > 1:
                     return start, end, names
     return None
-
-
-def _affixes(others: Sequence[str], values: Sequence[str]) -> list[tuple[str, str]]:
-    """List what may stand around the longest value in the names of columns; nothing at all comes first."""
-    if not values:
-        return []
-    value = max(values, key=len)
-    places = ((name, found.span()) for name in others for found in re.finditer(re.escape(value), name))
-    around = {(name[:start], name[end:]) for name, (start, end) in places}
-    if value.isdecimal():  # no part of a longer number
-        around = {(a, b) for a, b in around if not (a.rstrip("0")[-1:].isdecimal() or b[:1].isdecimal())}
-    return sorted(around, key=lambda pair: (len(pair[0]) + len(pair[1]), pair))
 
 
 def _consecutive(others: Sequence[str], start: str, end: str, values: Sequence[str]) -> list[str]:
@@ -376,11 +370,8 @@ def _score_of_two(name: str, values: Sequence[str], scores: str | None) -> tuple
     first, second = sorted(
         values, key=lambda value: (integer_of(value) is None, integer_of(value) or 0, value)
     )
-    for positive, negative in ((second, first), (first, second)):
-        if name == positive or re.fullmatch(
-            rf".*[_ .:-]{re.escape(positive)}|{re.escape(positive)}[_ .:-].*", name
-        ):
-            return [name], [negative, positive]
+    if (named := class_of_score(name, [first, second])) is not None:
+        return [name], [second, first] if named == 0 else [first, second]
     return ([name], [first, second]) if scores or SCORE.fullmatch(name) else None
 
 
@@ -388,7 +379,7 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str], scores: str 
     """Order the columns by class."""
     if _is_one_score(others, classes, scores):
         return list(others)
-    wanted = _class_columns(others, classes)
+    wanted = class_columns(others, classes)
     missing = [name for name in wanted if name not in others]
     if unknown := [name for name in others if name not in wanted]:
         if not missing and _go_on(others, wanted):
@@ -416,25 +407,13 @@ def _is_one_score(others: Sequence[str], classes: Sequence[str], scores: str | N
     return others[0] == classes[1] or bool(scores or SCORE.fullmatch(others[0]))
 
 
-def _class_columns(others: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Columns of the classes: their names, alone or with a common start or end, or their indices."""
-    indices = list(map(str, range(len(classes))))
-    if set(others) == set(indices) and set(classes) != set(indices):
-        return indices
-    there = set(others)
-    for start, end in _affixes(others, classes):
-        if all(f"{start}{name}{end}" in there for name in classes):
-            return [f"{start}{name}{end}" for name in classes]
-    return list(classes)
-
-
 def _are_samples(
     others: Sequence[str], inputs: ModelInputs, classes: Sequence[str], scores: str | None
 ) -> bool:
     """Tell the columns of features or texts from those of logits, by their names."""
     if inputs.table_columns != tuple(others) and _is_one_score(others, classes, scores):
         return False
-    of_classes, there = set(_class_columns(others, classes)), set(others)
+    of_classes, there = set(class_columns(others, classes)), set(others)
     own = set(inputs.table_columns)
     if not (inputs.has_names or own <= there or scores):
         if _are_scores(others, of_classes, inputs, classes):
@@ -489,7 +468,7 @@ def _neither(others: Sequence[str], inputs: ModelInputs, classes: Sequence[str])
             '"features" in the JSON file of the model.'
         )
     absent = []
-    for wanted in (inputs.table_columns, _class_columns(others, classes)):
+    for wanted in (inputs.table_columns, class_columns(others, classes)):
         missing = [name for name in wanted if name not in others]
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         absent.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from boxcal.app.http.problems import InvalidUpload
+from boxcal.calibrators.class_columns import clean, with_booleans_named, without_decimals
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import EXACT, integer_of, names_are_integers
 
@@ -37,14 +37,9 @@ class Declared:
 NOTHING = Declared()
 
 
-def clean(name: str) -> str:
-    """Return a name without space around it, its accents composed (NFC): names that look equal are equal."""
-    return unicodedata.normalize("NFC", name).strip()
-
-
 def label_names(texts: Iterable[str]) -> set[str]:
     """Give the labels that texts write: whole numbers without decimals."""
-    return {clean(text) if (number := integer_of(text)) is None else str(number) for text in texts}
+    return {without_decimals(clean(text)) for text in texts}
 
 
 def are_indices(classes: Sequence[str]) -> bool:
@@ -59,8 +54,7 @@ def as_indices(
 
     `classes`: the class names; None where they are not known, and labels must be indices.
     """
-    if labels.dtype.kind == "b" and classes is not None and {*classes} == {"False", "True"}:
-        labels = labels.astype(str)
+    labels = with_booleans_named(labels, classes)
     if labels.dtype.kind in "iub":
         if labels.dtype.kind == "u" and (large := labels > np.iinfo(np.int64).max).any():
             row = int(large.argmax())

@@ -334,6 +334,99 @@ def test_integers_that_name_the_columns_are_names(names: list[Any], kind: Any) -
         fit("ts", table, np.where(np.arange(300) == 1, 9, named))
 
 
+def drawn(classes: int = 3) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    logits = 2 * rng.normal(size=(300, classes))
+    return 2 * logits, (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+
+
+NAMED = [  # classes, and the names of their columns
+    (["ant", "bee", "cat"], ["p_ant", "p_bee", "p_cat"]),
+    (["ant", "bee", "cat"], ["ant_score", "bee_score", "cat_score"]),
+    (["ant", "bee", "cat"], [" ant", " bee", "cat "]),
+    (["ant", "bee", "\u00e9"], ["ant", "bee", "e\u0301"]),
+    (["ant", "bee", "cat"], [0, 1, 2]),
+    (["ant", "bee", "cat"], ["0", "1", "2"]),
+    ([1.0, 2.0, 3.0], ["1", "2", "3"]),
+    ([1.0, 2.0, 3.0], [1, 2, 3]),
+    ([1, 2, 3], [1.0, 2.0, 3.0]),
+    ([1, 2, 3], ["class 1", "class 2", "class 3"]),
+    ([10, 20, 30], [10, 20, 30]),
+    ([0, 1, 2], [0, 1, 2]),
+]
+
+
+@pytest.mark.filterwarnings("ignore:X has feature names")
+@pytest.mark.parametrize(("classes", "columns"), NAMED)
+def test_columns_are_matched_with_the_classes_by_name(classes: list[Any], columns: list[Any]) -> None:
+    logits, indices = drawn()
+    y = np.array(classes)[indices]
+    named = pd.DataFrame(logits, columns=columns)
+    turned = named.iloc[:, [2, 0, 1]]
+    expected = BoxCalibrator("ts").fit(logits, y).predict_proba(logits)
+    true = expected[np.arange(300), indices]
+    assert round(float(-np.log(true).mean()), 2) == 0.6
+    for fitted_to, given in ((turned, named), (turned, turned), (named, turned), (logits, turned)):
+        found = BoxCalibrator("ts").fit(fitted_to, y).predict_proba(given)
+        assert np.abs(found - expected).max() < 1e-9
+    of_array = BoxCalibrator("ts").fit(named, y)
+    assert of_array.predict_proba(named.iloc[:1].rename(columns=str)).shape == (1, 3)
+
+
+def test_boolean_columns_are_names() -> None:
+    logits, indices = drawn(2)
+    y = indices.astype(bool)
+    expected = BoxCalibrator("ts").fit(logits, y).predict_proba(logits)
+    for columns in ([True, False], ["True", "False"], ["p_True", "p_False"]):
+        table = pd.DataFrame(logits[:, ::-1], columns=columns)
+        assert np.abs(BoxCalibrator("ts").fit(table, y).predict_proba(table) - expected).max() < 1e-9
+    table = pd.DataFrame(logits[:, ::-1], columns=[True, False])
+    found = fit("ts", table, y)
+    assert np.abs(found.on_arrays(logits[:, ::-1])[:, ::-1] - expected).max() < 1e-9
+    assert label_indices(np.array([True, False]), ["True", "False"]).tolist() == [0, 1]
+    assert label_indices(np.array([True, False]), ["1", "0"]).tolist() == [0, 1]
+    assert label_indices(np.array([True, False]), ["no", "yes"]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("columns", [["f0", "f1", "f2"], ["a", "b", "c"], ["ant", "bee", "Unnamed: 0"]])
+def test_columns_with_other_names_are_not_read_by_position(columns: list[str]) -> None:
+    logits, indices = drawn()
+    y = np.array(["ant", "bee", "cat"])[indices]
+    table = pd.DataFrame(logits, columns=columns)
+    expected = rf"the columns are \['{columns[0]}', .*the classes are \['ant', .*; or give an array"
+    with pytest.raises(ValueError, match=expected):
+        BoxCalibrator("ts").fit(table, y)
+    with pytest.raises(ValueError, match=expected):
+        BoxCalibrator("ts").fit(logits, y).predict_proba(table)
+
+
+def test_columns_without_names_are_in_the_order_of_the_classes() -> None:
+    polars: Any = pytest.importorskip("polars")
+    logits, indices = drawn()
+    y = np.array([2, 0, 1])[indices]
+    expected = BoxCalibrator("ts", classes=[2, 0, 1]).fit(logits, y).predict_proba(logits)
+    for table in (pd.DataFrame(logits), polars.DataFrame(logits)):
+        found = BoxCalibrator("ts", classes=[2, 0, 1]).fit(table, y)
+        assert np.array_equal(found.predict_proba(table), expected)
+
+
+def test_one_column_is_the_score_of_the_class_that_it_names() -> None:
+    logits, indices = drawn(2)
+    y, second = np.array(["no", "yes"])[indices], logits[:, 1] - logits[:, 0]
+    expected = BoxCalibrator("ts").fit(second, y).predict_proba(second)
+    for name, sign in (("yes", 1), ("p_yes", 1), ("score", 1), ("no", -1), ("p_no", -1)):
+        for table in (pd.DataFrame({name: sign * second}), pd.Series(sign * second, name=name)):
+            found = BoxCalibrator("ts").fit(table, y).predict_proba(table)
+            assert np.abs(found - expected).max() < 1e-9
+    for table in (pd.DataFrame({"x": second}), pd.Series(second, name="x")):
+        with pytest.raises(
+            ValueError, match=r"the column 'x' is named as no score.*score of 'yes', set scores"
+        ):
+            BoxCalibrator("ts").fit(table, y)
+        found = BoxCalibrator("ts", scores="logits").fit(table, y).predict_proba(table)
+        assert np.abs(found - expected).max() < 1e-9
+
+
 def test_numbers_of_pandas_that_may_be_missing_are_numbers() -> None:
     logits = np.random.default_rng(1).normal(size=(100, 3))
     indices = logits.argmax(axis=1)

@@ -97,6 +97,24 @@ def test_a_loaded_model_answers_to_the_last_bit_and_refuses_columns_of_other_cla
         model.predict([[1.0, 2.0, 3.0]])
 
 
+@pytest.mark.parametrize("classes", [("10", "20", "30", "40"), ("cat", "dog", "emu", "fox"), None])
+def test_a_loaded_model_matches_columns_by_name(classes: tuple[str, ...] | None, tmp_path: Path) -> None:
+    calibrator, logits = replace(fitted("ts+pb"), classes=classes), drawn(50, 4)[0]
+    to_mlflow(calibrator, tmp_path)
+    model, names = loaded(tmp_path), classes or ("0", "1", "2", "3")
+    expected = calibrator(logits)
+    for before in ("", "p_", " "):
+        frame = pandas.DataFrame(logits, columns=[f"{before}{name}" for name in names])
+        assert np.array_equal(model.predict(frame.iloc[:, [2, 0, 3, 1]]), expected)
+    if names[0].isdecimal():
+        frame = pandas.DataFrame(logits, columns=[int(name) for name in names])
+        assert np.array_equal(model.predict(frame.iloc[:, [2, 0, 3, 1]]), expected)
+    with pytest.raises(
+        InvalidDataError, match=r"the columns are \['a', 'b', 'c', 'd'\], and the classes are"
+    ):
+        model.predict(pandas.DataFrame(logits, columns=list("abcd")))
+
+
 def test_a_folder_with_files_is_kept(tmp_path: Path) -> None:
     (tmp_path / "MLmodel").write_text("another model")
     with pytest.raises(FileExistsError, match="is not empty"):
