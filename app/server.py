@@ -141,6 +141,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the listeners, let open connections send their requests, then end as uvicorn does."""
         deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
+        self.lifespan.state["boxcal"].ending.set()
         for server in self.servers:
             server.close()
         close = (b"connection", b"close")

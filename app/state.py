@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 from fastapi import FastAPI
@@ -185,6 +185,7 @@ class State:
     event_streams: Shares
     collected: Collects  # The metrics of all models and, if several serve, of all processes
     is_shared: bool  # Whether several processes serve: the metrics are then read from files
+    ending: asyncio.Event = field(default_factory=asyncio.Event)  # Set once no more requests are accepted
 
     def model(self, name: str) -> ServedModel:
         return _find(self.models, name)

@@ -59,6 +59,10 @@ class ServiceState(Protocol):
     def is_shared(self) -> bool:
         """Whether several processes serve."""
 
+    @property
+    def ending(self) -> asyncio.Event:
+        """Set once no more requests are accepted; those in progress are finished."""
+
     def model(self, name: str) -> Any:
         """Return a model by its name; raises ModelNotFound, as does `v2_model`."""
 

@@ -62,6 +62,13 @@ VALUES: dict[str, dict[str, Any]] = {
         "nodeSelector": {"accelerator": "h100"},
     },
 }
+VALUES_OF_AFFINITY = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}
+        ]
+    }
+}
 PROGRAM = """
 import json, sys, yaml
 import kubernetes_validate
@@ -248,6 +255,26 @@ def test_the_manifests_for_ray_are_valid_and_misspelt_members_are_not(packages: 
         assert {port["containerPort"] for port in container["ports"]} == {8000, 30000}
     open_ports = [{port["port"] for port in rule["ports"]} for rule in policy["spec"]["ingress"][1:]]
     assert open_ports == [{8265}, {8000}, {30000}]
+
+
+def test_every_pod_is_scheduled_as_the_values_say(packages: Path) -> None:
+    affinity = {"nodeAffinity": VALUES_OF_AFFINITY}
+    scheduling = {
+        "tolerations": VALUES["GPUs, autoscaling and monitoring"]["tolerations"],
+        "nodeSelector": {"accelerator": "h100"},
+        "affinity": affinity,
+    }
+    annotations = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
+    values = VALUES["replicas that share a bucket"] | scheduling | {"podAnnotations": annotations}
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]
+        for one in rendered(packages, values)
+        if one["kind"] in {"Deployment", "Job"}
+    }
+    assert set(pods) == {"demo", "demo-workers", "demo-migrate"}
+    for pod in pods.values():
+        assert {name: pod["spec"][name] for name in scheduling} == scheduling
+        assert pod["metadata"]["annotations"] == annotations
 
 
 def test_numbers_are_exact(packages: Path) -> None:

@@ -70,6 +70,8 @@ def test_the_service_and_its_models_are_described(client: Any) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("digits")
     assert not client.is_model_ready("digits", "7")
+    with pytest.raises(InferenceServerException, match="digits has no version '7'"):
+        client.get_model_metadata("digits", "7")
     assert client.get_server_metadata().name == "boxcal"
     model = client.get_model_metadata("digits.calibrator")
     assert (list(model.versions), list(model.inputs[0].shape)) == (["0"], [-1, 10])
@@ -110,6 +112,7 @@ def test_bounds_classification_and_typed_contents(client: Any, service: Service,
     ("model", "request_", "status", "message"),
     [
         ("digits.calibrator", {"model_version": "9"}, "NOT_FOUND", "9"),
+        ("digits.calibrator", {"model_version": "9" * 20}, "NOT_FOUND", f"has no version '{'9' * 20}'"),
         ("digits.calibrator", {"parameters": {"upper": 0.01}}, "INVALID_ARGUMENT", "add up to"),
         ("digits", {}, "INVALID_ARGUMENT", "no input 'logits'"),
     ],
@@ -120,6 +123,41 @@ def test_errors_have_a_status_and_the_reason(
     with pytest.raises(InferenceServerException, match=message) as caught:
         client.infer(model, [logits_input(LOGITS)], **request_)
     assert status in str(caught.value.status())
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "raw", "reason"),
+    [
+        ("INT8", [300, 1], (), "values from 1 to 300; the type INT8 holds -128 to 127"),
+        ("UINT16", [0, 70000], (), "values from 0 to 70000; the type UINT16 holds 0 to 65535"),
+        ("INT8", [9, 1], (b"\0\1",), "'logits' has raw contents and typed ones"),
+    ],
+)
+def test_numbers_that_a_message_contradicts_are_refused(
+    address: str, datatype: str, values: list[int], raw: tuple[bytes, ...], reason: str
+) -> None:
+    request = service_pb2.ModelInferRequest(model_name="digits.calibrator", raw_input_contents=raw)
+    contents = request.inputs.add(name="logits", datatype=datatype, shape=[1, 2]).contents
+    (contents.int_contents if datatype == "INT8" else contents.uint_contents).extend(values)
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match=reason) as caught:
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_calls_are_counted_beside_requests(client: Any, service: Service) -> None:
+    method = "/inference.GRPCInferenceService/ModelInfer"
+
+    def counts() -> list[float]:
+        value = service.state.telemetry.registry.get_sample_value
+        labels = [{"route": method, "status": status} for status in ("200", "404", "422")]
+        return [value("boxcal_request_seconds_count", one) or 0.0 for one in labels]
+
+    before = counts()
+    client.infer("digits.calibrator", [logits_input(LOGITS)])
+    for model, columns in (("digits.calibrator", 3), ("digit", 10)):
+        with pytest.raises(InferenceServerException):
+            client.infer(model, [logits_input(LOGITS[:, :columns])])
+    assert [now - earlier for now, earlier in zip(counts(), before, strict=True)] == [1.0, 1.0, 1.0]
 
 
 def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
@@ -207,6 +245,9 @@ def test_a_service_with_keys_requires_them(tmp_path: Path) -> None:
         client.close()
         assert httpx.get(f"{service.url}/version", headers={"X-API-Key": "x"}).status_code == 401
         assert access._guesses == {"127.0.0.1": 2}
+        refused = [("api-key-required", 1.0), ("invalid-api-key", 2.0)]
+        value = service.state.telemetry.registry.get_sample_value
+        assert [(name, value("boxcal_rejected_total", {"reason": name})) for name, _ in refused] == refused
         stopped = threading.Event()
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             error = unfinished(channel, stopped).exception(timeout=5)  # before its message is received

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.protocols.grpc import server as grpc_server
+from boxcal.app.protocols.v2.inference import Models
 from tests.app.fitting.service import free_port
 from tests.app.running import Service, running
+from tests.app.waiting import until
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 SETTINGS, PING, GOAWAY = 4, 6, 7
@@ -77,6 +84,65 @@ def test_every_watch_learns_that_the_service_stops(tmp_path: Path) -> None:
         assert [next(watch).status for watch in watches] == [SERVING] * 3
         service.server.should_exit = True
         assert [next(watch).status for watch in watches] == [NOT_SERVING] * 3
+        channel.close()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_calls_are_finished_and_none_accepted_while_the_service_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, beside: bool
+) -> None:
+    """`beside`: a request of HTTP takes as long; without one, the call lasts longer than 5 s."""
+    begun, release, answer = threading.Semaphore(0), threading.Event(), Models.infer
+
+    async def slow(self: Models, asked: Any) -> Any:
+        begun.release()
+        await asyncio.to_thread(release.wait, 30)
+        return await answer(self, asked)
+
+    monkeypatch.setattr(Models, "infer", slow)
+    name, message = "logits:3.calibrator", inference_pb2.ModelInferRequest(model_name="logits:3.calibrator")
+    tensor = {"name": "logits", "datatype": "FP64", "shape": [1, 3]}
+    message.inputs.add(**tensor).contents.fp64_contents.extend([0.0, 1.0, 2.0])
+    with (
+        running(tmp_path, model="logits:3", grpc_port=free_port()) as service,
+        ThreadPoolExecutor() as threads,
+        channel_to(service) as channel,
+    ):
+        waiting = channel.unary_unary(f"/{NAME}/ModelInfer").future(message.SerializeToString(), timeout=30)
+        body = {"inputs": [tensor | {"data": [0.0, 1.0, 2.0]}]}
+        url = f"{service.url}/v2/models/{name}/infer"
+        posted = threads.submit(httpx.post, url, json=body, timeout=30) if beside else None
+        for _ in range(1 + beside):
+            assert begun.acquire(timeout=10)
+        service.server.should_exit = True
+        until(lambda: refuses(service))
+        if not beside:
+            time.sleep(5.5)
+        assert not waiting.done()
+        release.set()
+        assert inference_pb2.ModelInferResponse.FromString(waiting.result()).model_name == name
+        assert posted is None or posted.result().status_code == 200
+
+
+def refuses(service: Service) -> bool:
+    """Whether a new channel gets no answer any more."""
+    with channel_to(service) as channel:
+        try:
+            health_pb2_grpc.HealthStub(channel).Check(asked(""), timeout=1)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAVAILABLE)
+        return False
+
+
+def test_a_watch_does_not_delay_the_end(tmp_path: Path) -> None:
+    with running(tmp_path, model="logits:3", grpc_port=free_port()) as service:
+        channel = channel_to(service)
+        watch = health_pb2_grpc.HealthStub(channel).Watch(asked(""))
+        assert next(watch).status == SERVING
+        began = time.monotonic()
+        service.server.should_exit = True
+        assert [one.status for one in watch] == [NOT_SERVING]
+        assert time.monotonic() - began < 4.0
         channel.close()
 
 

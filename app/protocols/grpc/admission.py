@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import stat
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterator
 from contextlib import ExitStack, suppress
@@ -29,6 +30,7 @@ from grpc_health.v1 import health
 
 from boxcal.app.http.admission import Admission, Ticket
 from boxcal.app.http.limits import UNCOUNTED_BYTES, Shares
+from boxcal.app.http.problem_documents import CLIENT_CLOSED
 from boxcal.app.http.problems import (
     DEFECTS,
     BodyTooLarge,
@@ -39,6 +41,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.http.protocol import STALL_SECONDS
 from boxcal.app.http.scopes import RPCS, UNKNOWN, Level
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.predict.bodies import MOST_GROWTH, unblocked
 from boxcal.app.predict.pipeline import within
 from boxcal.app.protocols.grpc import inference_pb2
@@ -75,6 +78,8 @@ OPEN_SECONDS = 2.0
 """To receive the message of a call that needs no key: these have a few bytes."""
 SLOW_MESSAGES = 8
 """Messages of one client that may take longer than `QUICK_SECONDS` to arrive; of all, twice as many."""
+TOLD_SECONDS = 0.2
+"""For the last answer of a health watch."""
 WATCHES, REFLECTIONS, REFLECTION_SECONDS = 256, 32, 30.0
 """Streams of each kind, a quarter of them of one client."""
 QUICK_COPY, COPIED_AT_ONCE = 2**16, 2**20
@@ -100,8 +105,10 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
     is refused. The key is in the metadata.
     """
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, telemetry: Telemetry, ending: asyncio.Event) -> None:
         self._admission = admission
+        self._telemetry = telemetry
+        self._ending = ending
         self._slow = Shares("unfinished messages", 2 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._open = Shares("unfinished messages without a key", 4 * SLOW_MESSAGES, SLOW_MESSAGES)
         self._watches = Shares("watches", WATCHES, WATCHES // 4)
@@ -174,19 +181,37 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
                 requests = each(sent) if handler.request_streaming else read(sent)
                 if details.method.startswith(f"/{health.SERVICE_NAME}/"):
                     with self._watches.holding(ticket.client):
-                        await respond(requests, context)
+                        await self._until_the_end(respond(requests, context))
                 else:
                     with self._reflections.holding(ticket.client):
                         await within(REFLECTION_SECONDS, respond(requests, context))
 
-            await self._admitted(details, context, answer)
+            await self._admitted(details, context, answer, is_watch=True)
 
         return make(handle, None, handler.response_serializer)
 
+    async def _until_the_end(self, watch: Coroutine[Any, Any, None]) -> None:
+        """Run a watch, which would keep the service from ending, until its client has heard of the end."""
+        watching, ending = asyncio.create_task(watch), asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({watching, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({watching}, timeout=TOLD_SECONDS)
+        finally:
+            ending.cancel()
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
+
     async def _admitted(
-        self, details: Any, context: Any, answer: Callable[[Any, str, Ticket], Awaitable[Any]]
+        self,
+        details: Any,
+        context: Any,
+        answer: Callable[[Any, str, Ticket], Awaitable[Any]],
+        *,
+        is_watch: bool = False,
     ) -> Any:
-        """Answer a call that is admitted; turn errors into status codes with the problem's detail."""
+        """Answer a call that is admitted and count it; turn errors into status codes with their detail."""
+        began, status = time.perf_counter(), int(HTTPStatus.OK)
         peer = context.peer()  # not asked for later: it would end the process if the call were over
         headers = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
@@ -197,16 +222,23 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
             with await self._admission.enter(headers, requirement, host_and_port(peer)[0]) as ticket:
                 return await answer(context, peer, ticket)
         except BoxcalError as error:
+            status = error.status
+            self._telemetry.rejected(error.type)
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)
             self.readers.expect(context, peer, STALL_SECONDS)  # a stream may have answers before the error
             await context.abort(code, error.detail)
         except (asyncio.CancelledError, grpc.aio.AbortError):
+            status = CLIENT_CLOSED
             raise
         except Exception as error:
+            status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
             logger.error("gRPC failed", exc_info=error)
             await context.abort(grpc.StatusCode.INTERNAL, "Internal error; see the server log.")
+        finally:
+            if not is_watch:
+                self._telemetry.request(details.method, status, time.perf_counter() - began)
 
     async def _received(self, context: Any, ticket: Ticket, *, is_open: bool) -> bytes:
         """Receive the message of a call; few calls at once may take longer than a moment to send it."""

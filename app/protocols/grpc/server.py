@@ -30,6 +30,7 @@ from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_
 from boxcal.app.protocols.v2.tensors import (
     BYTES,
     MAX_DIMENSIONS,
+    check_range,
     datatype_of,
     from_binary,
     read_shape,
@@ -49,7 +50,6 @@ CONTENTS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
-GRACE_SECONDS = 5.0
 MAX_CALLS = 1000
 """Calls in progress, health watches included."""
 PING_SECONDS = 5.0
@@ -110,8 +110,8 @@ class Inference:
         return inference_pb2.ServerMetadataResponse(**await routes.server_metadata())
 
     async def model_metadata(self, request: Any, context: Any) -> Any:
-        """Describe a model with all its versions, whichever the request names."""
-        found = await routes.model_metadata(request.name, self._state)
+        """Describe a model, or one of its versions."""
+        found = await routes.model_metadata(request.name, self._state, request.version)
         return inference_pb2.ModelMetadataResponse(**found)
 
     async def repository_index(self, request: Any, context: Any) -> Any:
@@ -161,10 +161,16 @@ def _response(identity: str, answered: Answered) -> Any:
 
 
 def read_request(request: Any) -> InferenceRequest:
-    """Read a request and its tensors, which are raw or typed contents."""
+    """Read a request and its tensors, of which all are raw or all are typed contents."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise MalformedBody(f"The request has {len(request.inputs)} inputs and {len(raw)} raw contents.")
+    if (
+        raw
+        and (both := next((one.name for one in request.inputs if one.contents.ListFields()), None))
+        is not None
+    ):
+        raise MalformedBody(f"The input {both!r:.100} has raw contents and typed ones.")
     inputs = {}
     for position, one in enumerate(request.inputs):
         shape = read_shape(one.name, list(one.shape[: MAX_DIMENSIONS + 1]))
@@ -207,7 +213,7 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
         ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
         ("grpc.max_allowed_incoming_connections", most_connections),
     ]
-    interceptor = Interceptor(state.admission)
+    interceptor = Interceptor(state.admission, state.telemetry, state.ending)
     # The processes of one service listen on the same port; another program that listens there is an error.
     server = grpc.aio.server(
         interceptors=[interceptor],
@@ -231,11 +237,19 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
     await server.start()
     logger.info("gRPC on %s:%d", shown, bound)
     shares = asyncio.create_task(keep_shares(most_connections, bound))
+
+    async def drain() -> None:
+        """Once the service ends, report it, accept no calls, and finish those in progress, beside HTTP."""
+        await state.ending.wait()
+        await asyncio.gather(checks.enter_graceful_shutdown(), server.stop(limits.SHUTDOWN_SECONDS))
+
+    draining = asyncio.create_task(drain())
     try:
         yield bound
     finally:
         shares.cancel()
-        await asyncio.gather(checks.enter_graceful_shutdown(), server.stop(GRACE_SECONDS))
+        state.ending.set()
+        await draining
 
 
 class _Pools:
@@ -275,6 +289,7 @@ def _typed(one: Any, shape: tuple[int, ...]) -> Any:
     for start in range(0, len(values), NUMBERS_AT_ONCE):
         some = values[start : start + NUMBERS_AT_ONCE]
         array[start : start + len(some)] = np.fromiter(some, dtype, len(some))
+    check_range(one.name, one.datatype, array)
     return array.reshape(shape)
 
 

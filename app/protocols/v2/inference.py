@@ -49,6 +49,8 @@ NUMBERS_PER_ROW = NUMBERS_PER_OBJECT = 64
 LISTED_BYTES = 256
 """Of one class in the form of the classification extension, as text and written."""
 MAX_PARAMETERS = 64
+LONGEST_VERSION = 9
+"""Digits of a version that options can have."""
 MOST_BOUNDED_ROWS, MOST_BOUNDED_NUMBERS, BOUNDED_ROWS_AT_ONCE = 1024, 2**16, 32
 """Rows with bounds of their own in one request, and classes times rows: each row is a request of its own."""
 
@@ -270,7 +272,9 @@ def _options(asked: InferenceRequest) -> dict[str, Any]:
     if asked.version:
         if not (asked.version.isascii() and asked.version.isdecimal()):
             raise ModelNotFound(f"The version {asked.version!r:.50} of {asked.model} is no number.")
-        document["calibrator"] = int(asked.version[:12])
+        if len(asked.version) > LONGEST_VERSION:
+            raise ModelNotFound(f"{asked.model} has no version {asked.version!r:.50}.")
+        document["calibrator"] = int(asked.version)
     return document
 
 

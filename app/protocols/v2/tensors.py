@@ -91,15 +91,22 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
         raise InvalidInput(f"The input {name!r:.100} holds an integer of more than 64 bits.")
     if dtype.kind in "iu" and values.dtype.kind == "f":
         raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
-    if dtype.kind in "iu":
-        limits, lowest, highest = np.iinfo(dtype), int(values.min()), int(values.max())
-        if lowest < limits.min or highest > limits.max:
-            raise InvalidInput(
-                f"The input {name!r:.100} has values from {lowest} to {highest}; the type {datatype} holds "
-                f"{limits.min} to {limits.max}."
-            )
+    check_range(name, datatype, values)
     with np.errstate(over="ignore"):
         return values.reshape(shape).astype(np.float64 if dtype.kind in REAL else dtype, copy=False)
+
+
+def check_range(name: str, datatype: str, values: Array) -> None:
+    """Refuse integers that their type does not hold."""
+    dtype = _dtype(name, datatype)
+    if dtype.kind not in "iu" or not values.size:
+        return
+    limits, lowest, highest = np.iinfo(dtype), int(values.min()), int(values.max())
+    if lowest < limits.min or highest > limits.max:
+        raise InvalidInput(
+            f"The input {name!r:.100} has values from {lowest} to {highest}; the type {datatype} holds "
+            f"{limits.min} to {limits.max}."
+        )
 
 
 def to_binary(values: Array) -> bytes:
