@@ -162,12 +162,18 @@ class FeedbackWriter:
                 may_be_stored=self._uncertain,
                 forgotten=forgotten,
             )
-        except (BoxcalError, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if not isinstance(error, (BoxcalError, asyncio.CancelledError)) and not self._uncertain:
+                logger.exception("Feedback could not be stored; this is tried again.")
             self._blocks = blocks + self._blocks
             self._forgotten += forgotten
             self._uncertain = True  # the connection may have failed after the commit
             self._wake.set()
-            refusal = error if isinstance(error, BoxcalError) else RegistryUnavailable("The service stops.")
+            refusal = (
+                error
+                if isinstance(error, BoxcalError)
+                else RegistryUnavailable("The feedback was not stored.")
+            )
             for request in requests:
                 if not request.stored.done():
                     request.stored.set_exception(refusal)

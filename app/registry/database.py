@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import orjson
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from boxcal.app.http.problems import BoxcalError, RegistryFull, RegistryUnavailable, RegistryUnusable
@@ -42,7 +42,7 @@ class Availability:
         self._name = name
         self._lock = threading.Lock()
         self._answered = self._steady_from = time.monotonic()
-        self._failed = 0.0
+        self._failed = self._lost_from = 0.0
         self._is_lost = False
 
     def made(self) -> None:
@@ -54,13 +54,17 @@ class Availability:
                 self._steady_from = now
             self._answered = now
         if was_lost:
-            logger.warning("The registry at %s answers again after %.0f s.", self._name, gap)
+            logger.warning(
+                "The registry at %s answers again after %.0f s.", self._name, now - self._lost_from
+            )
 
     def lost(self, reason: str) -> None:
         """Record that the database did not answer."""
         with self._lock:
             was_lost, self._is_lost = self._is_lost, True
             self._failed = time.monotonic()
+            if not was_lost:
+                self._lost_from = self._failed
         if not was_lost:
             logger.warning("The registry at %s does not answer: %s", self._name, reason)
 
@@ -108,6 +112,16 @@ SQLITE_UNAVAILABLE = (
     "SQLITE_CANTOPEN",
     "SQLITE_READONLY",
 )
+REFUSALS = (
+    "SQLITE_READONLY",
+    "SQLITE_CORRUPT",
+    "25006",  # Read-only: a standby, or storage at its limit
+    "25P03",  # A session or a transaction took too long
+    "25P04",
+    "42501",  # A right was taken away, as some providers do at the limit of the storage
+    "XX",  # Data that are damaged
+)
+"""Errors of a database that was open and answers, but not to this transaction: it may do so later."""
 
 
 class Leader(IntEnum):
@@ -131,6 +145,8 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._shown = parsed.render_as_string(hide_password=True)
         self.availability = Availability(self._shown)
+        # Apart, as one that is read-only answers to what only reads.
+        self._changes = Availability(self._shown)
         self._prepare: list[Callable[[Connection], None]] = []
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
@@ -224,18 +240,27 @@ class Database:
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
         try:
             with engine.begin() as connection:
-                yield connection
-        except (OperationalError, InterfaceError, PoolTimeout) as error:
-            cause = getattr(error, "orig", None) or error
-            name = getattr(cause, "sqlite_errorname", "")
-            if isinstance(cause, SqliteError) and not name.startswith(SQLITE_UNAVAILABLE):
+                try:
+                    yield connection
+                except DBAPIError as error:
+                    if self._refuses(error) and not self.is_sqlite:
+                        connection.invalidate()  # a new session may reach another server or have more rights
+                    raise
+        except (DBAPIError, PoolTimeout) as error:
+            refuses = self._refuses(error)
+            if not refuses and not _is_lost(error):
                 raise
-            reason = str(cause).strip().partition("\n")[0]
-            if name == "SQLITE_FULL" or getattr(cause, "sqlstate", None) == DISK_FULL:
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            if _code(error) in ("SQLITE_FULL", DISK_FULL):
                 raise RegistryFull(f"The registry cannot store more: {reason}") from error
-            self.availability.lost(reason)
+            (self._changes if refuses else self.availability).lost(reason)
             raise RegistryUnavailable(f"The registry does not answer: {reason}") from error
         self.availability.made()
+        if engine is self._writing:
+            self._changes.made()
+
+    def _refuses(self, error: DBAPIError | PoolTimeout) -> bool:
+        return self._is_open and _code(error).startswith(REFUSALS)
 
     def leads(self, connection: Connection, work: Leader) -> bool:
         """Whether this transaction does some work that one replica at a time does, until its end."""
@@ -252,6 +277,17 @@ class Database:
 
     def _unusable(self, error: Exception) -> BoxcalError:
         return RegistryUnusable(f"The registry at {self._shown} cannot be opened: {error}")
+
+
+def _code(error: DBAPIError | PoolTimeout) -> str:
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
+
+
+def _is_lost(error: DBAPIError | PoolTimeout) -> bool:
+    if isinstance(error, DBAPIError) and isinstance(error.orig, SqliteError):
+        return _code(error).startswith(SQLITE_UNAVAILABLE)
+    return isinstance(error, (OperationalError, InterfaceError, PoolTimeout))
 
 
 def check_revision(connection: Connection, shown: str) -> str | None:

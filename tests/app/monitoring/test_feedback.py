@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from boxcal.app.registry import database
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
+from tests.app.registry.postgresql import PostgreSQL
 from tests.app.running import Service, running
+from tests.app.waiting import until
 from tests.pauses import PAUSES
 
 COUNTS = ("accepted", "duplicates", "conflicts", "unknown", "expired", "malformed")
@@ -333,6 +336,74 @@ def test_while_the_database_is_locked_feedback_is_refused_and_predictions_are_ke
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
         other.close()
+        assert counts(give(client, [{"id": own, "label": 1} for own in ids])) == {"accepted": 40}
+
+
+def refused(client: httpx.Client, own: str) -> None:
+    for path, body in (
+        ("/feedback", {"items": [{"id": own, "label": 1}]}),
+        ("/calibrators/0/activate", None),
+        ("/monitor/acknowledge", {"note": "seen"}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 503, path
+        assert "retry-after" in answer.headers
+
+
+def test_while_postgresql_is_read_only_changes_are_refused_and_predictions_are_kept(
+    data_dir: Path, url: str, postgresql: PostgreSQL
+) -> None:
+    with (
+        running(data_dir, database_url=url) as service,
+        httpx.Client(base_url=service.url, timeout=60) as client,
+    ):
+        ids = predicted(client)
+        assert counts(give(client, [{"id": ids[0], "label": 1}])) == {"accepted": 1}
+        postgresql.set_read_only(url, True)
+        ids = predicted(client)
+        refused(client, ids[0])
+        postgresql.set_read_only(url, False)
+        items = [{"id": own, "label": 1} for own in ids]
+        until(lambda: client.post("/feedback", json={"items": items}).status_code == 200, 60)
+        assert counts(give(client, items)) == {"duplicates": 40}
+
+
+def test_while_the_sqlite_file_is_damaged_feedback_is_refused_and_predictions_are_kept(
+    data_dir: Path,
+) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+        writer = service.state.default.feedback
+        assert counts(give(client, [{"id": predicted(client)[0], "label": 1}])) == {"accepted": 1}
+        file = data_dir / "boxcal.sqlite3"
+        select = "SELECT rootpage FROM sqlite_schema WHERE name = 'feedback_blocks'"
+        with (
+            closing(sqlite3.connect(file, timeout=60, isolation_level=None)) as other,
+            file.open("r+b") as pages,
+        ):
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            pages.seek((other.execute(select).fetchone()[0] - 1) * database.PAGE_BYTES)
+            pages.write(b"\xff" * database.PAGE_BYTES)
+            pages.flush()
+            other.execute("UPDATE feedback_logs SET seq = seq")  # no connection keeps pages from before
+        ids = predicted(client)
+        answer = client.post("/feedback", json={"items": [{"id": ids[0], "label": 1}]})
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:boxcal:problem:registry-unavailable")
+        until(lambda: sum(block.rows for block in writer._blocks) == 40)
+
+
+def test_after_any_failure_feedback_is_answered_and_predictions_are_kept(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
+
+        def fail(*_: Any, **__: Any) -> None:
+            raise RuntimeError("unexpected")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(service.state.default.feedback._log, "write", fail)
+            ids = predicted(client)
+            answer = client.post("/feedback", json={"items": [{"id": ids[0], "label": 1}]})
+            assert answer.status_code == 503
         assert counts(give(client, [{"id": own, "label": 1} for own in ids])) == {"accepted": 40}
 
 

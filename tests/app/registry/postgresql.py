@@ -85,6 +85,15 @@ class PostgreSQL:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return f"{self._url}/{name}"
 
+    def set_read_only(self, url: str, is_so: bool) -> None:
+        """Make a database read-only, as a standby is, and end its sessions; or allow new ones to write."""
+        name = url.rpartition("/")[2]
+        with psycopg.connect(f"{self._url}/postgres", autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = {is_so}".encode())
+            if is_so:
+                ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+                connection.execute(ended, [name])
+
     @property
     def _url(self) -> str:
         return f"postgresql://boxcal@127.0.0.1:{self.port}"

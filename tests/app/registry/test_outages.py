@@ -45,6 +45,25 @@ async def test_a_fit_that_ends_during_an_outage_is_recorded_afterwards(
         assert opened.activator.active.current.version == 1
 
 
+async def test_a_fit_that_ends_while_the_database_is_read_only_is_recorded_afterwards(
+    tmp_path: Path, url: str, postgresql: PostgreSQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a failover to a standby; sessions that began read-only stay so."""
+    async with replica(tmp_path, url) as opened:
+        fit_id = await submit(opened.jobs, QUICK, activate=ActivatePolicy.ALWAYS)
+        await until(opened.jobs, fit_id, lambda record: record.state is FitState.RUNNING)
+        await asyncio.to_thread(postgresql.set_read_only, url, True)
+        await until(opened.jobs, fit_id, lambda record: record.stage == WAITING)
+        for _ in range(3):
+            await opened.registry.run(opened.registry.list)
+            with pytest.raises(RegistryUnavailable, match="read-only transaction"):
+                await opened.registry.run(opened.activator.activate, 0)
+        assert sum("read-only transaction" in record.message for record in caplog.records) == 1
+        await asyncio.to_thread(postgresql.set_read_only, url, False)
+        record = await until(opened.jobs, fit_id, ended)
+        assert (record.state, record.calibrator, record.activated) == (FitState.SUCCEEDED, 1, True)
+
+
 async def test_a_cancellation_during_an_outage_is_in_the_audit_log(
     tmp_path: Path, url: str, postgresql: PostgreSQL
 ) -> None:
