@@ -149,9 +149,10 @@ class Monitor:
             place = self._place()
             try:
                 if woken or place is None or place != self._seen:
-                    while await self.registry.run(self.step):
+                    while more := await self.registry.run(self.step):
                         pass
-                    self._seen = place
+                    if more is not None:
+                        self._seen = place
                 self.publish()
                 await after_step()
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -186,8 +187,8 @@ class Monitor:
         self._closing = True
         self.publish()
 
-    def step(self) -> bool:
-        """Fold the next entries; returns whether there may be more."""
+    def step(self) -> bool | None:
+        """Fold the next entries; returns whether there may be more, None if another process has the lock."""
         activation = self.activator.active.activation
         with self._lock:
             with self.registry.database.read() as connection:
@@ -200,7 +201,7 @@ class Monitor:
                 return False
             with self._locked(wait=False) as found:
                 if found is None:
-                    return False
+                    return None
                 fold, connection = found
                 rows = max(1, NUMBERS_PER_STEP // len(self.classes))
                 labels = min(LABELS_PER_STEP, rows)

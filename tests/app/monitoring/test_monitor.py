@@ -2,7 +2,10 @@
 
 import hashlib
 import hmac
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from httpx_sse import connect_sse
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import __main__ as demo
+from boxcal.app.monitoring.monitor import POLL_SECONDS
 from boxcal.models.digits_data import load_digits_split
 from tests.app.answering import Quiet, answering
 from tests.app.client.scripted import Reply, scripted
@@ -103,6 +107,31 @@ def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -
         label(client, predict(client, logits), labels)
         alone = folded(client, play(client, more, their))
     assert evidence(after) == evidence(alone)
+
+
+HOLDER = """
+import sys, psycopg
+from boxcal.app.monitoring.monitor import MONITOR_LOCK
+with psycopg.connect(sys.argv[1]) as connection:
+    connection.execute("SELECT pg_advisory_xact_lock(%s, id) FROM backbones", [MONITOR_LOCK])
+    print("locked", flush=True)
+    input()
+"""
+
+
+def test_entries_are_folded_after_a_process_that_had_the_lock_was_killed(url: str, data_dir: Path) -> None:
+    logits, labels = stream(2)
+    with client_of(data_dir, database_url=url) as client:
+        folded(client, play(client, logits[:1], labels[:1]))
+        command = [sys.executable, "-c", HOLDER, url]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "locked\n"
+            seq = play(client, logits[1:], labels[1:])
+            time.sleep(3 * POLL_SECONDS)  # until the monitor has found the lock taken
+            assert client.get("/monitor").json()["seq"] < seq
+            holder.kill()
+        assert folded(client, seq, 60)["labels"] == 2
 
 
 @pytest.mark.long
