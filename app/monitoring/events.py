@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, ScalarSelect, func, insert, or_, select, true, update
 
 from boxcal.app.registry.database import Database
-from boxcal.app.registry.tables import monitor_events, utc_now
+from boxcal.app.registry.tables import monitor_events, seconds_now, utc_now
 from boxcal.calibrators.monitoring.decisions import LoopDecision
 
 CLAIM_SECONDS = 120.0
@@ -66,7 +65,7 @@ class EventLog:
 
     def claim(self, kinds: Iterable[str]) -> StoredEvent | None:
         """Claim the oldest undelivered event of these kinds; other processes then leave it alone."""
-        now = time.time()
+        now = seconds_now()
         free = or_(monitor_events.c.claimed_at.is_(None), monitor_events.c.claimed_at < now - CLAIM_SECONDS)
         open_ = (
             self._is_event & monitor_events.c.kind.in_(list(kinds)) & monitor_events.c.delivered_at.is_(None)
@@ -88,7 +87,9 @@ class EventLog:
         """Record that an event was delivered."""
         with self._database.write() as connection:
             connection.execute(
-                update(monitor_events).where(monitor_events.c.id == event.id).values(delivered_at=time.time())
+                update(monitor_events)
+                .where(monitor_events.c.id == event.id)
+                .values(delivered_at=seconds_now())
             )
 
     def _read(self, condition: Any, limit: int, *, newest_first: bool) -> list[StoredEvent]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
@@ -26,7 +25,7 @@ from boxcal.app.monitoring.monitor import Monitor, class_prior_of
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import UNCALIBRATED, Reason
 from boxcal.app.registry.store import Registry
-from boxcal.app.registry.tables import monitors
+from boxcal.app.registry.tables import monitors, seconds_now
 from boxcal.calibrators.monitoring.decisions import LoopDecision, Phase
 
 logger = logging.getLogger("boxcal")
@@ -121,7 +120,7 @@ class RefitRunner:
 
     def _claim(self) -> bool:
         """Take the fit that the loop waits for, unless another living process has it; blocks."""
-        now = time.time()
+        now = seconds_now()
         free = self._is_monitor & or_(
             monitors.c.refit_owner.is_(None),
             monitors.c.refit_owner == self.owner,
@@ -137,7 +136,7 @@ class RefitRunner:
     def _keep_claim(self) -> None:
         """Record that this process still fits; blocks."""
         with self.registry.database.write() as connection:
-            connection.execute(update(monitors).where(self._is_mine).values(refit_seen_at=time.time()))
+            connection.execute(update(monitors).where(self._is_mine).values(refit_seen_at=seconds_now()))
 
     async def _answer(self, answer: Callable[[MonitorFold], LoopDecision]) -> None:
         """Tell the loop the result of a fit, unless it waits for none any more."""

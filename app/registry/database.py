@@ -332,6 +332,7 @@ def _sqlite(url: URL) -> Engine:
         # The driver's own transactions begin late and exclude schema changes: `begin` replaces them.
         connection.isolation_level = None
         connection.create_function("utc_now", 0, lambda: f"{datetime.now(UTC):%F %T.%f}")
+        connection.create_function("seconds_now", 0, time.time)
         connection.executescript(
             f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}; PRAGMA page_size = {PAGE_BYTES}; "
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; "

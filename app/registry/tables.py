@@ -110,6 +110,23 @@ def _postgresql_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) 
     return "clock_timestamp()"
 
 
+class seconds_now(FunctionElement[float]):  # noqa: N801 - an SQL function
+    """The same, in seconds since 1970."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(seconds_now)
+def _sqlite_seconds(_element: seconds_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "seconds_now()"  # defined for each connection
+
+
+@compiles(seconds_now, "postgresql")
+def _postgresql_seconds(_element: seconds_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+
+
 # `model` is empty except for models with the same backbone in one process: all but the first have a name.
 # `labels_sha256` depends on it, so that the constraint holds for every name.
 backbones = Table(

@@ -2,25 +2,29 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import httpx
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, insert
 
 from boxcal.app.fitting.server.worker_process import WorkerFailed
+from boxcal.app.monitoring import refits
 from boxcal.app.monitoring.events import EventLog
 from boxcal.app.monitoring.fold import MonitorFold
 from boxcal.app.monitoring.monitor import Monitor
 from boxcal.app.monitoring.refits import RefitRunner
 from boxcal.app.registry.activator import Activator
 from boxcal.app.registry.records import FittedCalibrator
+from boxcal.app.registry.store import Registry
+from boxcal.app.registry.tables import monitors, utc_now
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.decisions import Phase
 from boxcal.calibrators.monitoring.refit_loop import PHASE
-from tests.app.monitoring.test_feedback import direct, opened
+from tests.app.monitoring.test_feedback import TINY, direct, opened
 from tests.app.monitoring.traffic import client_of, folded, play, stream
 from tests.app.running import Service, running
 
@@ -127,6 +131,46 @@ def test_a_refit_that_fails_is_recorded_and_a_proposal_can_be_declined(
         assert "dismissed" in kinds(client)
 
 
+def test_claims_go_by_the_clock_of_the_database(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is behind loses no claim, and one that is ahead holds none longer."""
+    registries = [Registry(url, TINY, owner=owner) for owner in ("one", "other")]
+    with registries[0].database.write() as connection:
+        row = {
+            "seq": 0,
+            "revision": 1,
+            "activation": 0,
+            "state": b"",
+            "document": {},
+            "updated_at": utc_now(),
+        }
+        connection.execute(insert(monitors).values(backbone_id=registries[0].backbone_id, **row))
+    runner, waiting = (
+        RefitRunner(registry, Mock(), Mock(), Mock(), Mock(), owner=registry.fits.owner, activate=False)
+        for registry in registries
+    )
+    real = time.time
+
+    def at(shift: float, call: Callable[[], Any]) -> Any:
+        with monkeypatch.context() as clock:
+            clock.setattr("time.time", lambda: real() + shift)
+            return call()
+
+    assert at(-90, runner._claim)
+    at(-90, runner._keep_claim)
+    assert not waiting._claim()
+    assert at(3600, runner._claim)
+    monkeypatch.setattr(refits, "SILENT_SECONDS", 0.0)
+    assert waiting._claim()
+
+    events, others = (EventLog(registry.database, registry.backbone_id) for registry in registries)
+    with registries[0].database.write() as connection:
+        events.append(connection, "alarm", {"sentence": "so"})
+    assert at(-180, lambda: events.claim(["alarm"]))
+    assert others.claim(["alarm"]) is None
+    for registry in registries:
+        registry.close()
+
+
 @pytest.mark.long
 def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> None:
     def never(service: Service) -> None:
@@ -148,7 +192,5 @@ def test_after_a_restart_an_unfinished_refit_is_done_again(data_dir: Path) -> No
 
 def release(connection: Any) -> None:
     from sqlalchemy import update
-
-    from boxcal.app.registry.tables import monitors
 
     connection.execute(update(monitors).values(refit_seen_at=0.0))
