@@ -46,6 +46,8 @@ LABELS_PER_TRANSACTION = 2000
 MAX_PENDING = 200_000
 MAX_PENDING_BYTES = 64 * 2**20
 WAIT_SECONDS = 5.0
+CLOCKS_SECONDS = 600.0
+"""How old an id may seem that is waited for: the clock of the replica that gave it may be behind."""
 RETRY_SECONDS = 0.25
 PAUSE_SECONDS = 1.0
 QUICK_PROBLEMS = 1000
@@ -219,7 +221,7 @@ def _young(total: Outcome, labels: Sequence[Label]) -> list[Label]:
     unknown = {problem.index for problem in total.problems if problem.reason == "unknown"}
     if not unknown:
         return []
-    since = time.time() - 2 * WAIT_SECONDS
+    since = time.time() - CLOCKS_SECONDS
     return [
         one for one in labels if one.index in unknown and ID.fullmatch(one.id) and time_of(one.id) > since
     ]

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from boxcal.app.client import BoxcalClient
+from boxcal.app.monitoring import writer
 from boxcal.app.monitoring.log import FeedbackLog
-from boxcal.app.monitoring.records import NONE, Array, Label, PredictionBlock, time_of
+from boxcal.app.monitoring.records import NONE, Array, ItemProblem, Label, Outcome, PredictionBlock, time_of
 from boxcal.app.registry import database
 from boxcal.app.registry.records import BackboneIdentity
 from boxcal.app.registry.store import Registry
@@ -166,6 +167,32 @@ def test_a_label_waits_for_a_prediction_that_is_stored_later(
         until_waiting(monitored)
         log.write([block], [])
         assert counts(answer.result()) == {"accepted": 1}
+
+
+def test_a_label_waits_for_a_replica_whose_clock_is_behind(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "WAIT_SECONDS", 60.0)
+    block, (own,) = made(ROWS[:1], began=time.time() - 300)
+    with (
+        running(data_dir) as service,
+        httpx.Client(base_url=service.url, timeout=90) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        feedback = service.state.default.feedback
+        answer = threads.submit(give, client, [{"id": own, "label": 1}])
+        until(lambda: feedback.attempts > 1 or answer.done(), 60)
+        feedback._log.write([block], [])
+        assert counts(answer.result()) == {"accepted": 1}
+
+
+def test_a_label_of_a_prediction_of_long_ago_does_not_wait() -> None:
+    labels = [
+        Label(index, f"{int((time.time() - age) * 1000):012x}{0:020x}", 1)
+        for index, age in enumerate((-300, 0, 300, 900))
+    ]
+    problems = [ItemProblem(label.index, label.id, "unknown", "so") for label in labels]
+    assert writer._young(Outcome(problems=problems), labels) == labels[:3]
 
 
 def until_waiting(service: Service) -> None:
@@ -372,7 +399,7 @@ def test_while_the_sqlite_file_is_damaged_feedback_is_refused_and_predictions_ar
     data_dir: Path,
 ) -> None:
     with running(data_dir) as service, httpx.Client(base_url=service.url, timeout=60) as client:
-        writer = service.state.default.feedback
+        feedback = service.state.default.feedback
         assert counts(give(client, [{"id": predicted(client)[0], "label": 1}])) == {"accepted": 1}
         file = data_dir / "boxcal.sqlite3"
         select = "SELECT rootpage FROM sqlite_schema WHERE name = 'feedback_blocks'"
@@ -388,7 +415,7 @@ def test_while_the_sqlite_file_is_damaged_feedback_is_refused_and_predictions_ar
         ids = predicted(client)
         answer = client.post("/feedback", json={"items": [{"id": ids[0], "label": 1}]})
         assert (answer.status_code, answer.json()["type"]) == (503, "urn:boxcal:problem:registry-unavailable")
-        until(lambda: sum(block.rows for block in writer._blocks) == 40)
+        until(lambda: sum(block.rows for block in feedback._blocks) == 40)
 
 
 def test_after_any_failure_feedback_is_answered_and_predictions_are_kept(
