@@ -7,6 +7,7 @@ process was replaced.
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import os
 import time
@@ -30,6 +31,8 @@ ADDED_GAUGES = frozenset(
     }
 )
 LARGEST_GAUGES = frozenset({"boxcal_registry_last_contact_seconds", "boxcal_calibrator_info"})
+MEAN_GAUGE, MEAN_OF = "boxcal_expected_accuracy", "boxcal_confidence"
+"""A gauge that is a mean over predictions, and the histogram that counts them."""
 ENDED = "ended"
 REMEMBERED = 16
 """Names of files whose counts were added last: a process may have read them just before."""
@@ -43,8 +46,8 @@ Values = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 class SharedMetrics:
     """The metrics of this process together with those of its siblings.
 
-    Counters and histograms are added, and so are the gauges of memory and queues; of the others, those of
-    this process are shown.
+    Counters and histograms are added, and so are the gauges of memory and queues; the expected accuracy is a
+    mean. Of the others, those of this process are shown.
     """
 
     def __init__(self, registry: Collects, folder: Path) -> None:
@@ -60,12 +63,7 @@ class SharedMetrics:
 
     def save(self) -> None:
         """Leave the metrics of this process; blocks."""
-        document: dict[str, dict[str, Samples]] = {"counts": {}, "gauges": {}}
-        for metric in self._registry.collect():
-            kind = "counts" if metric.type in ("counter", "histogram") else "gauges"
-            if kind == "counts" or metric.name in ADDED_GAUGES | LARGEST_GAUGES:
-                document[kind][metric.name] = [(one.name, one.labels, one.value) for one in metric.samples]
-        _replace(self._file, document)
+        _replace(self._file, _document(self._registry.collect()))
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of this process with those of the siblings added; blocks."""
@@ -73,15 +71,47 @@ class SharedMetrics:
         found = {file.name: _read(file) for file in self._folder.glob("*.json") if file != self._file}
         ended = _read(self._folder / ENDED)
         others = [ended, *(one for name, one in found.items() if name not in ended.get("files", ()))]
-        for metric in self._registry.collect():
+        mine = list(self._registry.collect())
+        means = _mean([_document(mine), *others])
+        for metric in mine:
             values: Values = {}
             _join(values, ((one.name, one.labels, one.value) for one in metric.samples))
-            for other in others:
+            if metric.name == MEAN_GAUGE:
+                values |= means
+            for other in others if metric.name != MEAN_GAUGE else ():
                 for kind in ("counts", "gauges"):
                     largest = metric.name in LARGEST_GAUGES
                     _join(values, other.get(kind, {}).get(metric.name, ()), max if largest else operator.add)
             metric.samples = [Sample(name, dict(labels), value) for (name, labels), value in values.items()]
             yield metric
+
+
+def _document(metrics: Iterable[Metric]) -> dict[str, dict[str, Samples]]:
+    document: dict[str, dict[str, Samples]] = {"counts": {}, "gauges": {}}
+    for metric in metrics:
+        kind = "counts" if metric.type in ("counter", "histogram") else "gauges"
+        if kind == "counts" or metric.name in ADDED_GAUGES | LARGEST_GAUGES | {MEAN_GAUGE}:
+            document[kind][metric.name] = [(one.name, one.labels, one.value) for one in metric.samples]
+    return document
+
+
+def _mean(processes: Iterable[dict[str, Any]]) -> Values:
+    """Return the means of the processes as one, of each model; none where no process has one."""
+    # The supervisor needs no numpy.
+    from boxcal.app.observability.telemetry import REMEMBERED as MOST  # noqa: PLC0415
+
+    sums: Values = {}
+    weights: Values = {}
+    for process in processes:
+        counts: Values = {}
+        _join(counts, process.get("counts", {}).get(MEAN_OF, ()))
+        for name, labels, value in process.get("gauges", {}).get(MEAN_GAUGE, ()):
+            count = counts.get((f"{MEAN_OF}_count", tuple(sorted(labels.items()))), 0.0)
+            if count and value is not None and not math.isnan(value):  # a file has None for NaN
+                weight = min(count, MOST)
+                _join(sums, [(name, labels, weight * value)])
+                _join(weights, [(name, labels, weight)])
+    return {key: total / weights[key] for key, total in sums.items()}
 
 
 def keep_counts(folder: Path, process: int, restarts: int = 0) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from boxcal.app.fitting.server.worker_process import Worker
+from boxcal.app.observability.telemetry import Telemetry
 from boxcal.app.settings.service import Settings
 from boxcal.app.workers import supervisor as workers
 from boxcal.app.workers.metrics import SharedMetrics, keep_counts
@@ -181,6 +183,18 @@ def test_counters_of_dead_processes_stay_and_their_gauges_go(tmp_path: Path) -> 
         assert b"boxcal_queue_samples 5.0" in text
         assert b"boxcal_registry_last_contact_seconds 4.0" in text
         assert b"boxcal_process_restarts_total 1.0" in text
+
+
+def test_the_expected_accuracy_is_that_of_the_predictions_of_all_processes(tmp_path: Path) -> None:
+    processes = [Telemetry({}) for _ in range(2)]
+    shared = [SharedMetrics(one.registry, tmp_path) for one in processes]
+    for count, confidence, expected in ((0, 0.5, "NaN"), (100, 0.75, "0.75"), (300, 0.25, "0.375")):
+        if count:
+            processes[count > 100].answered(np.full(count, confidence), 0, 0, 0)
+        for one in shared:
+            one.save()
+        for one in shared:
+            assert f"\nboxcal_expected_accuracy {expected}\n".encode() in generate_latest(one)
 
 
 class Taken(asyncio.Protocol):
