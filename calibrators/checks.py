@@ -39,6 +39,8 @@ Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 SUM_TOLERANCE = 1e-3
+SPREAD = 0.1
+"""How far apart the scores of a row lie at least, of their mean, where rows are scaled."""
 ZERO = math.log(1e-30)
 """A log probability below this is that of a probability 0, which uploads keep as the smallest number."""
 CLIPPED_SHARE = 0.01
@@ -290,6 +292,8 @@ def _normalised(rows: RowStatistics, num_classes: int) -> DataWarning | None:
     """Find rows scaled to a fixed sum, and rows scaled to a fixed norm."""
     sums, norms = rows.sums, rows.norms
     count, total = len(sums), float(np.median(sums))
+    if np.median(rows.largest - rows.smallest) < SPREAD * abs(total) / num_classes:
+        return None  # A large number was added to logits: it makes all of them, and so all sums, almost equal
     if rows.smallest.min() >= 0 and total > 0 and (np.abs(sums - total) <= SUM_TOLERANCE * total).all():
         message = (
             f"all logits are at least 0 and every row sums to {total:.4g}:"

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -39,7 +39,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
-from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
+from boxcal.app.tables.columns import LABEL, SCORES, check_distinct, choose_columns, kind_of
 from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
 from boxcal.app.tables.kinds import IMAGE_SUFFIXES, START_BYTES, foreign_archive, no_kind, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
@@ -111,6 +111,7 @@ class RowFile:
         names, label = self._table.names, declared.label or LABEL
         own = () if self._samples is None else self._samples.table_columns
         self.has_samples = bool(own) and set(own) <= set(names)
+        check_distinct(names)
         self.rows = self._table.rows or 0  # 0 where it does not say
         self._names: Sequence[str] = own
         self._numbers: Sequence[str] = ()
@@ -132,14 +133,12 @@ class RowFile:
         self._check_kept()
 
     def _check_kept(self) -> None:
-        """Refuse columns that the output cannot have beside its own or each other."""
+        """Refuse columns that the output cannot have beside its own."""
         if taken := next((name for name in self._kept if name in COLUMNS), None):
             raise InvalidUpload(
                 f"The table has a column {taken!r}, and the output has its own of this name. Leave it out "
                 f"with ignore={taken}, or rename it."
             )
-        if repeated := next((name for name, count in Counter(self._kept).items() if count > 1), None):
-            raise InvalidUpload(f"The table has several columns {repeated!r:.100}; rename all but one.")
 
     def _check_kind(self) -> None:
         """Refuse columns of logits that look like something else, by the first rows."""

@@ -188,6 +188,11 @@ def _check_names(names: Sequence[str], label: str) -> None:
         if all(_is_number(name) for name in names):
             said = " Its first line holds numbers: add a line that names the columns, such as 0,1,label."
         raise InvalidUpload(f"The table needs one column `{label}`; it has the columns {shown}.{said}")
+    check_distinct(names)
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Refuse a table with two columns of one name."""
     if len(set(names)) < len(names):
         name = Counter(names).most_common(1)[0][0]
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")

@@ -18,7 +18,7 @@ from boxcal.app.tables.formats import BATCH_ROWS, DECIMAL, OpenTable
 from boxcal.app.tables.labels import label_names
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, naming_samples
 from boxcal.calibrators.scores import two_columns
-from boxcal.models.inputs.rows import Column, RowInputs
+from boxcal.models.inputs.rows import Column, RowInputs, number_of
 
 WITH_COMMA = r"^(\s*[-+]?\d*),(\d+(?:[eE][-+]?\d+)?\s*)$"
 
@@ -213,7 +213,7 @@ def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
     numbers = np.full(len(column), np.nan)
     for row, text in enumerate(present.to_pylist()):
         try:
-            numbers[row] = np.nan if text is None else float(text)
+            numbers[row] = np.nan if text is None else number_of(text)
         except ValueError:
             said = (
                 f"{place}[{first + row}]: The feature {name!r:.100}"

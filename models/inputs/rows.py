@@ -105,6 +105,9 @@ class RowInputs:
             names, texts = value
             in_order = not self.has_names and self._position.keys().isdisjoint(names)
             value = [*texts] if in_order else dict(zip(names, texts, strict=True))
+            if len(value) < len(names):
+                repeated = next(name for index, name in enumerate(names) if name in names[:index])
+                raise UnusableInput(f"The table has more than one column {repeated!r:.100}.")
         if isinstance(value, dict):
             if unknown := next((name for name in value if name not in self._position), None):
                 said = "" if self.has_names else " Its features have no names; send a list of their values."
@@ -205,6 +208,13 @@ def _cell(column: Column, text: str) -> Any:
     if column.is_text:
         return text
     try:
-        return float(text) if text.strip() else None
+        return number_of(text) if text.strip() else None
     except ValueError:
         return text  # refused with the name of the feature
+
+
+def number_of(text: str) -> float:
+    """Read a number as other languages write it too: `1_000` is one in Python alone."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)

@@ -134,19 +134,25 @@ def _trial(
     count, *sizes = (size if isinstance(size, int) and size > 0 else None for size in entries[0].shape)
     last = sizes[2] in (1, 3) and sizes[0] not in (1, 3)
     channels = (sizes[2] if last else sizes[0]) or 3
-    side = next((size for size in (sizes[:2] if last else sizes[1:]) if size), TRIAL_SIDE)
+    fixed = sizes[:2] if last else sizes[1:]
+    side = next((size for size in fixed if size), TRIAL_SIDE)
+    height, width = (size or side for size in fixed)
     dtype = DTYPES[entries[0].type]
     normalised = IMAGENET if channels == 3 else GREY
     if dtype is np.uint8:
         normalised = {"mean": [0.0] * channels, "std": [1 / 255] * channels}
-    height = width = side
     if beside := _preprocessing_beside(path, tuple(sizes), notes):
         declaration["preprocessing"], (height, width) = beside
     else:
-        declaration["preprocessing"] = {"resize": round(side * 256 / 224), "crop": side, **normalised}
+        square = {"resize": round(side * 256 / 224), "crop": side}
+        made = square if height == width else {"resize": [height, width]}
+        declaration["preprocessing"] = {**made, **normalised}
         notes.append("`preprocessing` is a suggestion, that of ImageNet: replace it by that of the training.")
     shape = (height, width, channels) if last else (channels, height, width)
-    return {entries[0].name: np.abs(generator.normal(size=(count or 1, *shape))).astype(dtype)}
+    size = (count or 1, *shape)
+    if dtype is np.uint8:
+        return {entries[0].name: generator.integers(0, 256, size, dtype)}
+    return {entries[0].name: np.abs(generator.normal(size=size)).astype(dtype)}
 
 
 def _preprocessing_beside(

@@ -96,6 +96,14 @@ def test_certain_answers_are_not_called_normalised() -> None:
     assert "rows_normalised" in {warning.code for warning in warnings_of(logits + 80.0, labels)}
 
 
+@pytest.mark.parametrize("classes", [3, 10, 100])
+@pytest.mark.parametrize("added", [1e3, 1e4, 1e5])
+def test_a_number_added_to_all_logits_is_no_scale(classes: int, added: float) -> None:
+    logits, labels = drawn(2000, classes)
+    assert warnings_of(logits + added, labels) == []
+    assert warnings_of((logits + added).astype(np.float32), labels) == []
+
+
 @pytest.mark.parametrize("classes", [2, 3, 10, 100])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
 def test_good_data_give_no_warning(classes: int, temperature: float) -> None:

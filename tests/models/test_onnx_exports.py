@@ -12,6 +12,8 @@ import pytest
 import torch
 from onnx import TensorProto
 
+from boxcal.app.cli import bulk
+from boxcal.app.cli.output import UsageError
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.loading.inspection import inspect_model
 from tests.app.running import running
@@ -424,10 +426,22 @@ def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
             "no feature 'hight'": csv.replace("height", "hight"),
             "line 2 does not have 4 values": csv.replace("\n", "\n1,", 2),
             "has no rows": csv.partition("\n")[0],
+            "'height' is '1_000'; it is a number": ",".join(names) + "\n1_000,2,3,4",
+            "has more than one column 'age'": ",".join([*names, "age"]) + "\n1,2,3,4,5",
         }.items():
             answer = http.post("/predict", content=text.encode(), headers={"content-type": "text/csv"})
             assert answer.status_code == 422, answer.text
             assert message in answer.json()["detail"], answer.text
+
+
+def test_a_file_that_names_a_feature_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = declare(linear(tmp_path / "m.onnx", "Identity", 3), output="scores", features=list("abcd"))
+    monkeypatch.setenv("BOXCAL_MODEL", spec)
+    (tmp_path / "rows.csv").write_text("a,b,c,d,a\n1,2,3,4,5\n")
+    with pytest.raises(UsageError, match="The table has more than one column 'a'"):
+        bulk.run(tmp_path / "rows.csv", tmp_path / "out.csv", lower=0.0, upper=1.0, calibrator=None)
 
 
 def test_csv_of_features_without_names_is_read_in_order(tmp_path: Path) -> None:

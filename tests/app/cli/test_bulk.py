@@ -178,7 +178,7 @@ def test_what_no_csv_can_hold_is_refused(tmp_path: Path) -> None:
         ("index", {}, "'index', and the output has its own of this name. Leave it out with --ignore index"),
         ("probability", {}, "has a column 'probability', and the output"),
         ("label", {"label": "truth"}, "has a column 'label', and the output"),
-        ("truth", {"ignore": ("truth",)}, "has several columns 'truth'; rename all but one"),
+        ("truth", {"ignore": ("truth",)}, "has more than one column 'truth'"),
     ],
 )
 def test_a_column_that_the_output_cannot_have_is_refused(

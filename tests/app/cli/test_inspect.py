@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper, load, save
 
@@ -22,7 +23,7 @@ from boxcal.models import BackboneError
 from boxcal.models.loading.inspection import inspect_model
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.cli.conftest import Boxcal
-from tests.models.files import linear, write_onnx
+from tests.models.files import linear, node, save_graph, value, write_onnx
 from tests.models.test_libraries import of_text as text_of_transformers
 from tests.models.test_onnx_exports import of_columns, of_lightgbm, of_scikit_learn, of_text
 
@@ -75,6 +76,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "scikit-learn": (
         lambda path: of_scikit_learn(path, zipmap=True),
         {"output": "output_probability", "outputs": "probabilities", "labels": ["cat", "dog", "emu"]},
+    ),
+    "wide images": (
+        lambda path: write_onnx(path, shape=("N", 3, 2, 6)),
+        {"preprocessing": {"resize": [2, 6], "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}},
     ),
     "columns": (of_columns, {"features": ["height", "age", "city"], "labels": ["0", "1", "2"]}),
     "LightGBM": (of_lightgbm, {"features": list("0123"), "outputs": "probabilities"}),
@@ -168,6 +173,11 @@ def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
     image = inspect_model(write_onnx(tmp_path / "image.onnx"))
     assert any("suggestion, that of ImageNet" in note for note in image.notes)
     assert image.outputs[0].found == (1, 5)
+    nodes = [node("Cast", "x", "real", to=1), node("Flatten", "real", "flat"), node("MatMul", "flat w", "y")]
+    inputs, outputs = [value("x", "N", 4, 4, 3, dtype=TensorProto.UINT8)], [value("y", "N", 5)]
+    weights = np.full((48, 5), 0.002, np.float32)  # scores up to 24.5, and below 1 only of dark pixels
+    found = inspect_model(save_graph(tmp_path / "bytes.onnx", nodes, inputs, outputs, w=weights))
+    assert not any("multi-label" in note for note in found.notes)
 
 
 def saved(path: Path, nodes: list[Any], name: str, shape: list[Any], *constants: Any) -> Path:
