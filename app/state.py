@@ -277,7 +277,7 @@ def open_grpc(state: State, settings: Settings) -> AbstractAsyncContextManager[i
         raise InternalError(
             f"BOXCAL_GRPC_PORT needs the package {error.name}: pip install 'boxcal[grpc]'."
         ) from error
-    return serving(state, settings.address, settings.grpc_port or 0)
+    return serving(state, settings.host_of_urls, settings.grpc_port or 0)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from boxcal.app.settings.service import Settings
 SERVICE_SECONDS = 2.0
 
 
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - addresses that mean all
 
 
 def check_start(settings: Settings) -> None:
@@ -37,7 +37,7 @@ def check_port(settings: Settings) -> str:
             raise CannotStart(f"{folder}, the folder of the socket, is not writable")
         found = f"{settings.uds} can be created"
     else:
-        address = f"{settings.address}:{settings.port}"
+        address = f"{settings.host_of_urls}:{settings.port}"
         try:
             settings.listen(settings.port).close()
         except OSError as error:
@@ -49,7 +49,7 @@ def check_port(settings: Settings) -> str:
         found = f"{address} is free"
     if settings.grpc_port is None:
         return found
-    address = f"{settings.address}:{settings.grpc_port}"
+    address = f"{settings.host_of_urls}:{settings.grpc_port}"
     try:
         settings.listen(settings.grpc_port).close()
     except OSError as error:
@@ -63,8 +63,7 @@ def running_model(settings: Settings) -> str | None:
     from boxcal.app.client.clients import ONCE  # noqa: PLC0415
     from boxcal.app.client.errors import ClientError  # noqa: PLC0415
 
-    host = LOOPBACK.get(settings.address, settings.address)
-    host = f"[{host}]" if ":" in host else host
+    host = LOOPBACK.get(settings.address, settings.host_of_urls)
     try:
         with BoxcalClient(f"http://{host}:{settings.port}", timeout=SERVICE_SECONDS) as client:
             return client.send(calls.ready(), ONCE).model

@@ -93,38 +93,30 @@ class UtcDateTime(TypeDecorator[datetime]):
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-class utc_now(FunctionElement[datetime]):  # noqa: N801 - an SQL function
+class utc_now(FunctionElement[Any]):  # noqa: N801 - an SQL function
     """The time of the database: the clocks of replicas may differ."""
 
-    type = UtcDateTime()
+    type: Any = UtcDateTime()
     inherit_cache = True
+    sqlite, postgresql = "utc_now()", "clock_timestamp()"  # SQLite: defined for each connection
 
 
-@compiles(utc_now)
-def _sqlite_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "utc_now()"  # defined for each connection
-
-
-@compiles(utc_now, "postgresql")
-def _postgresql_now(_element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "clock_timestamp()"
-
-
-class seconds_now(FunctionElement[float]):  # noqa: N801 - an SQL function
+class seconds_now(utc_now):  # noqa: N801
     """The same, in seconds since 1970."""
 
     type = Float()
     inherit_cache = True
+    sqlite, postgresql = "seconds_now()", "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 
 
-@compiles(seconds_now)
-def _sqlite_seconds(_element: seconds_now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "seconds_now()"  # defined for each connection
+@compiles(utc_now)
+def _sqlite_now(element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return element.sqlite
 
 
-@compiles(seconds_now, "postgresql")
-def _postgresql_seconds(_element: seconds_now, _compiler: SQLCompiler, **_options: Any) -> str:
-    return "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+@compiles(utc_now, "postgresql")
+def _postgresql_now(element: utc_now, _compiler: SQLCompiler, **_options: Any) -> str:
+    return element.postgresql
 
 
 # `model` is empty except for models with the same backbone in one process: all but the first have a name.

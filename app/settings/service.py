@@ -239,6 +239,11 @@ class Settings(BaseSettings):
         """The address to listen on; beside a Unix socket, gRPC listens on the loopback interface."""
         return "127.0.0.1" if self.uds is not None else self.host
 
+    @property
+    def host_of_urls(self) -> str:
+        """The address as it stands before a port: one of IPv6 in brackets."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
     def listen(self, port: int) -> socket.socket:
         """Listen on a port of the address; `::` is every address, also those of IPv4."""
         family, both = socket.AF_INET6 if ":" in self.address else socket.AF_INET, self.address == "::"

@@ -165,12 +165,9 @@ def read_request(request: Any) -> InferenceRequest:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise MalformedBody(f"The request has {len(request.inputs)} inputs and {len(raw)} raw contents.")
-    if (
-        raw
-        and (both := next((one.name for one in request.inputs if one.contents.ListFields()), None))
-        is not None
-    ):
-        raise MalformedBody(f"The input {both!r:.100} has raw contents and typed ones.")
+    typed = [one.name for one in request.inputs if one.contents.ListFields()]
+    if raw and typed:
+        raise MalformedBody(f"The input {typed[0]!r:.100} has raw contents and typed ones.")
     inputs = {}
     for position, one in enumerate(request.inputs):
         shape = read_shape(one.name, list(one.shape[: MAX_DIMENSIONS + 1]))
@@ -200,7 +197,7 @@ class HealthChecks(health.aio.HealthServicer):  # type: ignore[misc]  # grpc has
 
 @asynccontextmanager
 async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[int]:
-    """Serve until the block ends; gives the port."""
+    """Serve until the block ends; gives the port. `host`: an address of IPv6 in brackets."""
     most_connections = descriptor_limit() // 4
     options = [
         ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
@@ -228,14 +225,13 @@ async def serving(state: ServiceState, host: str, port: int) -> AsyncIterator[in
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server, pool=_Pools())
-    shown = f"[{host}]" if ":" in host else host
     try:
-        bound = server.add_insecure_port(f"{shown}:{port}")
+        bound = server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
-        raise InternalError(f"gRPC cannot listen on {shown}:{port}: {error}") from error
+        raise InternalError(f"gRPC cannot listen on {host}:{port}: {error}") from error
     interceptor.readers.port = bound
     await server.start()
-    logger.info("gRPC on %s:%d", shown, bound)
+    logger.info("gRPC on %s:%d", host, bound)
     shares = asyncio.create_task(keep_shares(most_connections, bound))
 
     async def drain() -> None:
