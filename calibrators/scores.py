@@ -225,6 +225,8 @@ def integer_of(name: str) -> int | None:
         number = float(name)
     except ValueError:
         return None
+    if "_" in name:  # a number in Python alone: `1_0` and `10` are two names
+        return None
     return int(number) if number.is_integer() and abs(number) < EXACT else None
 
 

@@ -139,6 +139,14 @@ def test_consecutive_integers_belong_together(tmp_path: Path) -> None:
     np.testing.assert_allclose(data.arrays()[0], one.scores[kept])
 
 
+@pytest.mark.parametrize("form", TABLES)
+def test_a_name_with_an_underscore_is_no_number(form: str, tmp_path: Path) -> None:
+    one = given(("10", "1_0", "1_1"))
+    data = read(written(form, one), tmp_path)
+    assert data.classes == ["10", "1_0", "1_1"]
+    assert_same(data, one)
+
+
 NEEDS = "needs a column `logits` .* Features are no scores"
 OF_20 = "to `f?19` would be the scores of 20 classes, .* 400 rows name "
 FEATURES = [
