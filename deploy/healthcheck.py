@@ -1,16 +1,19 @@
 """Health check of the container: exits with 0 if the service is ready, else with 1 and the reason.
 
-Uses the standard library only. Reads the address, the port and the TLS files where the service does: in the
-environment, then in the file of `BOXCAL_CONFIG`.
+Uses the standard library only. Reads the address or the Unix socket, the port and the TLS files where the
+service does: in the environment, then in the file of `BOXCAL_CONFIG`.
 """
 
+import http.client
 import os
+import socket
 import ssl
 import sys
 import tomllib
-import urllib.error
-import urllib.request
 from pathlib import Path
+
+SECONDS = 4
+UNIX = "unix:"
 
 
 def setting(name: str) -> str:
@@ -21,35 +24,49 @@ def setting(name: str) -> str:
     return str(tomllib.loads(Path(path).read_text()).get(name, "")) if path else ""
 
 
-def context(cert: str) -> "ssl.SSLContext | None":
+def context() -> ssl.SSLContext:
     """Accept the certificate of the service, whatever its name, and show it where one is required."""
-    if not cert:
-        return None
     loopback = ssl._create_unverified_context()  # noqa: S323 - the connection does not leave the machine
     if setting("tls_key") and setting("tls_client_ca"):
-        loopback.load_cert_chain(cert, setting("tls_key"))
+        loopback.load_cert_chain(setting("tls_cert"), setting("tls_key"))
     return loopback
 
 
 def address() -> str:
     """Return where the service listens; the loopback interface where it listens on all."""
     host = setting("host")
-    if host in {"", "0.0.0.0", "::"}:  # noqa: S104
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+    return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
+
+
+def connect(port: int) -> socket.socket:
+    """Connect to the socket or the port of the service, with TLS where it serves it."""
+    if (host := address()).startswith(UNIX):
+        opened = socket.socket(socket.AF_UNIX)
+        opened.settimeout(SECONDS)
+        opened.connect(host.removeprefix(UNIX))
+    else:
+        opened = socket.create_connection((host, port), SECONDS)
+    return context().wrap_socket(opened) if setting("tls_cert") else opened
 
 
 def main() -> int:
     """Send one request to `/health/ready`."""
-    ready = "/health/ready"
+    asked = "/health/ready"
     try:
-        cert = setting("tls_cert")
-        ready = f"{'https' if cert else 'http'}://{address()}:{setting('port') or 8000}{ready}"
-        with urllib.request.urlopen(ready, timeout=4, context=context(cert)):  # noqa: S310
+        port = int(setting("port") or 8000)
+        where = address() if address().startswith(UNIX) else f"{address()}:{port}"
+        asked = f"{'https' if setting('tls_cert') else 'http'}://{where}{asked}"
+        request = http.client.HTTPConnection("localhost", timeout=SECONDS)
+        request.sock = connect(port)
+        request.request("GET", "/health/ready")
+        answer = request.getresponse()
+        if answer.status == http.client.OK:
             return 0
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        print(f"{ready}: {error}", file=sys.stderr)  # noqa: T201 (the container engine records the output)
-        return 1
+        reason: object = f"{answer.status} {answer.reason}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = error
+    print(f"{asked}: {reason}", file=sys.stderr)  # noqa: T201 (the container engine records the output)
+    return 1
 
 
 if __name__ == "__main__":

@@ -35,6 +35,17 @@ def wait_until(
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
+def probe(**settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the health check of the container with these settings."""
+    return subprocess.run(
+        [sys.executable, "-I", str(ROOT / "deploy" / "healthcheck.py")],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
 def running(command: list[str], log: Path, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the block ends, its output in `log`; SIGTERM must end it."""

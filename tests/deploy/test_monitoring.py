@@ -1,5 +1,4 @@
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from boxcal.models.digits_data import load_digits_split
 from tests.app.fitting.service import Service, free_port
 from tests.app.fitting.validation_data import validation_npz
-from tests.deploy.processes import ROOT, SCRAPE_SECONDS, wait_until
+from tests.deploy.processes import ROOT, SCRAPE_SECONDS, probe, running, wait_until
 from tests.deploy.queries import annotation_queries, dashboard, dashboard_queries, metrics_read, rule_queries
 
 ALL_QUERIES = [*dashboard_queries(), *annotation_queries(), *rule_queries()]
@@ -157,16 +156,6 @@ def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
         taken |= cells
 
 
-def probe(**settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-I", str(ROOT / "deploy" / "healthcheck.py")],
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_the_health_check_tells_a_ready_service_from_none(service: str, tmp_path: Path) -> None:
     port, none = service.rsplit(":", 1)[1], str(free_port())
     assert probe(BOXCAL_PORT=port).returncode == 0
@@ -194,3 +183,16 @@ def test_the_addresses_of_ipv6_are_served_and_checked(tmp_path: Path, host: str,
                 grpc.channel_ready_future(channel).result(timeout=10)
         assert probe(BOXCAL_HOST=host, BOXCAL_PORT=port).returncode == 0
         assert f"gRPC on [{host}]:{grpc_port}" in service.log()
+
+
+def test_a_unix_socket_is_checked(tmp_path: Path) -> None:
+    """The service has no port then; after its end nobody accepts from the socket."""
+    path = tmp_path / "boxcal.sock"
+    settings = {"BOXCAL_HOST": f"unix:{path}", "BOXCAL_MODEL": "logits:3"}
+    program = "from boxcal.app.cli import main; main()"
+    command = [sys.executable, "-c", program, "serve", "--data-dir", str(tmp_path / "data")]
+    with running(command, tmp_path / "log", **settings) as service:
+        wait_until(lambda: probe(**settings).returncode == 0, "the socket is ready", 60, service)
+    refused = probe(**settings)
+    assert refused.returncode == 1
+    assert f"http://unix:{path}/health/ready" in refused.stderr

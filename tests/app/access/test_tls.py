@@ -16,6 +16,7 @@ from boxcal.app.server import Server, server_config
 from boxcal.app.settings.service import Settings
 from tests.app.running import listening
 from tests.app.waiting import until
+from tests.deploy.processes import probe
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the command openssl")
 
@@ -80,6 +81,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
     with httpx.Client(base_url=f"https://localhost:{port}", verify=context) as http:
         assert http.get("/health/ready").json()["status"] == "ready"
         assert serial(port) == 1
+        assert probe(BOXCAL_PORT=str(port), BOXCAL_TLS_CERT=str(folder / "server.pem")).returncode == 0
         # A certificate without its key: the service keeps what it has, and says so once.
         shutil.copy(folder / "next.pem", folder / "server.pem")
         until(lambda: "was not loaded again" in caplog.text)
@@ -104,3 +106,10 @@ def test_clients_show_a_certificate_of_the_authority(port_for_clients: int, fold
     certify(folder, "client", 5, ca=folder / "authority")
     context.load_cert_chain(folder / "client.pem", folder / "client.key")
     assert httpx.get(url, verify=context).status_code == 200
+    shown = {"BOXCAL_PORT": str(port_for_clients), "BOXCAL_TLS_CLIENT_CA": str(folder / "authority.pem")}
+    for name, status in (("stranger", 1), ("client", 0)):
+        files = {
+            f"BOXCAL_TLS_{kind}": str(folder / f"{name}.{end}")
+            for kind, end in (("CERT", "pem"), ("KEY", "key"))
+        }
+        assert probe(**shown, **files).returncode == status
