@@ -284,8 +284,8 @@ class RequestMiddleware:
 
     def _below_root(self, scope: Scope) -> Scope:
         path: str = scope["path"]
-        if path.startswith(self._root_path + "/"):
-            path = path[len(self._root_path) :]
+        if path == self._root_path or path.startswith(self._root_path + "/"):
+            path = path[len(self._root_path) :] or "/"
         # Not as `root_path` of the scope, which a router takes off the path once more.
         return {**scope, "path": path}
 

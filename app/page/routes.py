@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Final
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from boxcal.app.http.problem_documents import problems
@@ -77,9 +78,10 @@ def index() -> bytes:
 
 
 @router.get("/", status_code=307)
-async def root() -> Response:
-    """Redirect to the page; relative, so that it works behind a gateway prefix."""
-    return RedirectResponse("ui/", status_code=307)
+async def root(request: Request) -> Response:
+    """Redirect to the page; relative, so that it works behind a gateway prefix that nobody has declared."""
+    declared = request.app.state.settings.root_path
+    return RedirectResponse(f"{declared}/ui/" if declared else "ui/", status_code=307)
 
 
 @router.get("/ui", status_code=307)

@@ -50,6 +50,9 @@ def test_a_slash_at_the_end_of_a_path_changes_nothing(tmp_path: Path) -> None:
             assert "No route has the path /nothing;" in http.get(f"{url}/nothing/").json()["detail"]
             assert http.get(f"{url}/docs/", follow_redirects=True).url == f"{url}/docs"
             assert http.get(f"{url}/ui", follow_redirects=True).url == f"{url}/ui/"
+            found = http.get(url, follow_redirects=True)
+            assert found.is_success
+            assert found.url == f"{service.url}/boxcal/ui/"
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
