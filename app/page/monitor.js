@@ -93,7 +93,7 @@ class Monitor {
     await this.refresh();
   }
 
-  /** Draw the state; only if it has changed, so that a note that is being written stays. */
+  /** Draw the state if it has changed; the note, or the button of the same name, keeps the focus. */
   drawState({ sentence, alarms, labels, phase, challenger, calibrator, acknowledged_at: acknowledged }) {
     const drawn = JSON.stringify([sentence, phase, challenger, calibrator, acknowledged]);
     if (drawn === this.drawn) return;
@@ -109,6 +109,8 @@ class Monitor {
     const proposed = phase === "proposed";
     const activate = () => this.act(`/calibrators/${challenger}/activate?expected=${calibrator.version}`);
     const acknowledge = () => this.act("/monitor/acknowledge", this.note.value ? { note: this.note.value } : {});
+    const focused = this.state.contains(document.activeElement) ? document.activeElement : null;
+    const same = (control) => control === focused || (control.textContent && control.textContent === focused.textContent);
     this.state.replaceChildren(
       h("p", { class: `signal ${alarm ? "alarm" : labels < 50 ? "" : "calm"}` }, mark),
       h("p", { class: "lead" }, sentence, next ? ` ${next}` : ""),
@@ -128,6 +130,7 @@ class Monitor {
             : "Ask for predictions with the option feedback, and send their true labels to POST /feedback.",
       ),
     );
+    if (focused) [...this.state.querySelectorAll("input, button")].find(same)?.focus();
   }
 
   drawTiles({ labels, expected_accuracy: accuracy, metrics, drift, log, skipped }) {

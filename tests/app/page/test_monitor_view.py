@@ -62,8 +62,15 @@ def test_an_alarm_is_shown_as_it_comes_and_acknowledged(monitor: Page, client: h
     expect(page.locator("table.decisions tbody")).to_contain_text("no longer calibrated")
     expect(page.locator(".tiles")).to_contain_text("from labels")
     assert serious(page) == []
-    page.get_by_label("Note").fill("A camera was replaced.")
+    page.get_by_label("Note").fill("A camera was ")
+    lead = page.locator(".lead").text_content()
+    folded(client, play(client, *stream(50, 3.0, seed=2)))
+    expect(page.locator(".lead")).not_to_have_text(lead or "")  # drawn anew, and the note keeps the focus
+    page.keyboard.type("replaced.")
     page.get_by_role("button", name="Acknowledge").focus()
+    lead = page.locator(".lead").text_content()
+    folded(client, play(client, *stream(50, 3.0, seed=3)))
+    expect(page.locator(".lead")).not_to_have_text(lead or "")
     page.keyboard.press("Enter")
     expect(page.locator("table.decisions tbody tr").first).to_contain_text("A camera was replaced.")
     expect(page.locator(".signal")).to_have_text("… Not enough labels")
