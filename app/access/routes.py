@@ -10,14 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from boxcal.app.access.access import LoadedKey
 from boxcal.app.http.admission import TICKET
-from boxcal.app.http.dependencies import CurrentState, Limit
+from boxcal.app.http.dependencies import CurrentState, Limit, OnlyDeclared
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import InvalidParameter, RegistryUnavailable
 from boxcal.app.http.scopes import Scope
 from boxcal.app.registry.audit import Action, Caller, entries
 from boxcal.app.registry.store import Registry
 
-router = APIRouter(tags=["access"])
+router = APIRouter(tags=["access"], dependencies=[Depends(OnlyDeclared())])
 
 ANONYMOUS = "anonymous"
 

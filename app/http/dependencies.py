@@ -8,19 +8,24 @@ and are in the OpenAPI document like all others, generated from the same models.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Protocol, get_origin
 
 from fastapi import Depends, Query, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from boxcal.app.http.admission import TICKET, Admission
+from boxcal.app.http.problems import InvalidParameter
 from boxcal.app.http.protocol import EXTENSION, BodyParts
 from boxcal.app.observability.stats import Collects
 from boxcal.app.observability.telemetry import Telemetry
+from boxcal.calibrators.errors import hint, nearest
 
+MODEL = "model"
+"""The query parameter that names a model."""
 STATE = "boxcal"
 """The key of the state of the service in the state that the server passes to every request."""
 TELEMETRY = "boxcal.telemetry"
@@ -91,7 +96,7 @@ CurrentState = Annotated[ServiceState, Depends(current_state)]
 def model_of(request: Request) -> Any:
     """Return the model that a request names in its query string, or the default one."""
     state = state_of(request)
-    name = request.query_params.get("model") if request.scope["query_string"] else None
+    name = request.query_params.get(MODEL) if request.scope["query_string"] else None
     model = state.default if name is None else state.model(name)
     if model.telemetry is not state.telemetry:
         request.scope[TELEMETRY] = model.telemetry
@@ -103,6 +108,64 @@ async def current_model(
     model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
 ) -> Any:
     return model_of(request)
+
+
+def check_repeats(request: Request, lists: Collection[str] = ()) -> None:
+    """Refuse several different values of a query parameter that is none of `lists`."""
+    for name in request.query_params:
+        values = dict.fromkeys(request.query_params.getlist(name))
+        if len(values) > 1 and name not in lists:
+            raise InvalidParameter(
+                f"The query string has several values of {name!r:.100}: {', '.join(map(repr, values)):.200}; "
+                "give one."
+            )
+
+
+def query_parameters(dependant: Dependant) -> dict[str, Any]:
+    """Return the query parameters of a route with their types."""
+    own = {one.alias: one.field_info.annotation for one in dependant.query_params}
+    for other in dependant.dependencies:
+        own |= query_parameters(other)
+    return own
+
+
+class OnlyDeclared:
+    """A dependency that refuses query parameters which the route does not read.
+
+    Every route takes `model`, which those of the whole service do not need. `fields`: by path, the members of
+    the body, which are often sent in the query string.
+    """
+
+    def __init__(self, fields: Mapping[str, Collection[str]] | None = None) -> None:
+        self._fields = fields or {}
+
+    async def __call__(self, request: Request) -> None:
+        """Raise InvalidParameter, which names the nearest parameter or where a field belongs."""
+        if not request.scope["query_string"]:
+            return
+        route = request.scope["route"]
+        types = query_parameters(route.dependant)
+        known, fields = {**types, MODEL: str}, self._fields.get(route.path, ())
+        for name in request.query_params:
+            if name not in known:
+                close = nearest(name, [*known, *fields])
+                place = hint(name, known) or "."
+                if close in fields:
+                    place = f"; `{close}` is a field of the form or a member of the JSON body."
+                raise InvalidParameter(
+                    f"{route.path} has no query parameter {name!r:.100}{place} The query string takes "
+                    f"{', '.join(f'`{each}`' for each in known)}."
+                )
+        check_repeats(request, [name for name, kind in types.items() if get_origin(kind) is list])
+
+
+async def no_body(request: Request) -> None:
+    """Refuse a body with members, which nothing would read; an empty object says nothing."""
+    if (body := (await request.body()).strip()) not in (b"", b"{}", b"null"):
+        raise InvalidParameter(
+            f"{request.url.path} reads no body, and it has {body.decode(errors='replace')!r:.100}; "
+            "parameters are in the query string."
+        )
 
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries to return.")]

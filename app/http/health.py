@@ -3,11 +3,11 @@
 import asyncio
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
-from boxcal.app.http.dependencies import CurrentState, part_of_model
+from boxcal.app.http.dependencies import CurrentState, OnlyDeclared, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import NotReady
 from boxcal.app.observability.stats import Stats
@@ -45,6 +45,7 @@ async def metrics(state: CurrentState) -> Response:
 
 @router.get(
     "/stats",
+    dependencies=[Depends(OnlyDeclared())],
     response_class=Response,
     responses={
         200: {

@@ -18,7 +18,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.http.admission import count_event_stream
-from boxcal.app.http.dependencies import Limit, part_of_model
+from boxcal.app.http.dependencies import Limit, OnlyDeclared, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     BodyTooLarge,
@@ -231,7 +231,7 @@ CurrentRegistry = Annotated[Registry, part_of_model("registry")]
 CurrentMonitor = Annotated[Monitor, part_of_model("monitor")]
 
 
-router = APIRouter(tags=["feedback"])
+router = APIRouter(tags=["feedback"], dependencies=[Depends(OnlyDeclared())])
 SHOWN_PROBLEMS = 100
 
 

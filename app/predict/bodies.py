@@ -17,7 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.http.dependencies import CLIENT_TIMEOUT
+from boxcal.app.http.dependencies import CLIENT_TIMEOUT, MODEL, check_repeats
 from boxcal.app.http.limits import UNCOUNTED_BYTES
 from boxcal.app.http.problems import (
     BadRequest,
@@ -158,8 +158,9 @@ def _check_defaults(request: Request, members: tuple[str, ...]) -> None:
 
 def _options_in_query(request: Request) -> dict[str, str]:
     """Return the query string without the name of the model, which has chosen who reads it."""
+    check_repeats(request)
     query = dict(request.query_params)
-    query.pop("model", None)
+    query.pop(MODEL, None)
     return query
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import orjson
 from fastapi import APIRouter, Depends
 
-from boxcal.app.http.dependencies import current_state, part_of_model
+from boxcal.app.http.dependencies import OnlyDeclared, current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.registry.tables import HEAD
 from boxcal.app.schemas.service import Example, Limits, MethodDescription, Methods, ModelDescription, Release
@@ -19,7 +19,7 @@ from boxcal.app.settings import limits
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models.backends.backbone import Backbone
 
-router = APIRouter(tags=["model"])
+router = APIRouter(tags=["model"], dependencies=[Depends(OnlyDeclared())])
 
 IMAGE_FORMATS = ("image/jpeg", "image/png", "image/webp")
 

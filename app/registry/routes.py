@@ -7,10 +7,10 @@ from dataclasses import fields
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from boxcal.app.access.routes import CurrentCaller
-from boxcal.app.http.dependencies import Limit, part_of_model
+from boxcal.app.http.dependencies import Limit, OnlyDeclared, no_body, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -40,8 +40,8 @@ CurrentRegistry = Annotated[Registry, part_of_model("registry")]
 CurrentActivator = Annotated[Activator, part_of_model("activator")]
 
 
-router = APIRouter(prefix="/calibrators", tags=["calibrators"])
-history = APIRouter(tags=["calibrators"])
+router = APIRouter(prefix="/calibrators", tags=["calibrators"], dependencies=[Depends(OnlyDeclared())])
+history = APIRouter(tags=["calibrators"], dependencies=[Depends(OnlyDeclared())])
 
 LARGEST_VERSION = 2**31 - 1
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -120,6 +120,7 @@ async def list_calibrators(
 
 @router.post(
     "/rollback",
+    dependencies=[Depends(no_body)],
     responses=problems(
         NothingToRollBack,
         OtherVersionActive,
@@ -200,6 +201,7 @@ async def get_artifact(version: Version, registry: CurrentRegistry) -> Response:
 
 @router.post(
     "/{version}/activate",
+    dependencies=[Depends(no_body)],
     responses=problems(
         CalibratorNotFound,
         CalibratorPruned,

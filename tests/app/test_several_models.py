@@ -130,6 +130,45 @@ def test_activating_one_never_touches_the_others(http: httpx.Client) -> None:
     assert [one["version"] for one in history] == [1]
 
 
+@pytest.mark.parametrize(
+    ("method", "url", "says"),
+    [
+        ("POST", "/calibrators/rollback?modle=south", "'modle'; did you mean 'model'?"),
+        ("POST", "/calibrators/0/activate?expcted=7", "'expcted'; did you mean 'expected'?"),
+        (
+            "POST",
+            "/calibrators/0/activate?model=north&model=south",
+            "several values of 'model': 'north', 'south'",
+        ),
+        ("POST", "/monitor/acknowledge?Model=south", "did you mean 'model'? The query string takes `model`."),
+        ("POST", "/feedback?modle=south", "'modle'"),
+        ("POST", "/calibrate?top_k=1&top_k=2", "several values of 'top_k'"),
+        ("GET", "/refits?limt=3", "'limt'; did you mean 'limit'? The query string takes `limit`, "),
+        ("GET", "/stats?modle=south", "'modle'"),
+        ("DELETE", "/fits/none?modle=south", "'modle'"),
+    ],
+)
+def test_parameters_that_nothing_reads_change_nothing(
+    http: httpx.Client, method: str, url: str, says: str
+) -> None:
+    body = {"calibrate": {"logits": LOGITS.tolist()}, "feedback": {"items": [{"id": "none", "label": "1"}]}}
+    before = http.get("/activations").json()
+    answer = http.request(method, url, json=body.get(url[1:].partition("?")[0]))
+    assert answer.status_code == 422
+    assert says in answer.json()["detail"]
+    assert http.get("/activations").json() == before
+
+
+def test_the_version_that_is_expected_is_no_body(http: httpx.Client) -> None:
+    answer = http.post("/calibrators/0/activate", json={"expected": 7})
+    assert answer.status_code == 422
+    assert "reads no body" in answer.json()["detail"]
+    assert http.post("/calibrators/0/activate", json={}).is_success
+    assert [
+        http.get(url).status_code for url in ("/whoami?model=south", "/calibrators?model=south&limit=2")
+    ] == [200] * 2
+
+
 def test_a_model_has_its_own_classes_and_fits(http: httpx.Client) -> None:
     version = fit(http, 3, model="elsewhere")
     answer = http.post("/calibrate", params={"model": "elsewhere"}, json={"logits": [[1.0, 2.0, 3.0]]}).json()

@@ -16,7 +16,7 @@ from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
 from boxcal.app.http.admission import TICKET, count_event_stream
-from boxcal.app.http.dependencies import Limit, part_of_model
+from boxcal.app.http.dependencies import Limit, OnlyDeclared, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
     CalibratorNotFound,
@@ -48,13 +48,10 @@ from boxcal.app.predict.routes import unless_disconnected
 from boxcal.app.registry.records import ActivatePolicy
 from boxcal.app.schemas.fits import ComparisonDocument, Fit, Fits
 from boxcal.app.settings import limits
-from boxcal.calibrators.errors import hint, nearest
 
 CurrentJobs = Annotated[FitJobs, part_of_model("fit_jobs")]
 FitId = Annotated[str, Path(description="The fit's `id`.")]
 
-
-router = APIRouter(tags=["fits"])
 
 FIELDS: dict[str, Any] = {
     "method": {"type": "string", "default": "auto", "description": "A calibration method, or `auto`."},
@@ -134,6 +131,10 @@ CLASSES = {
     "items": {"type": "string"},
     "description": "The classes in the order of the columns; they are matched with those of the model.",
 }
+router = APIRouter(
+    tags=["fits"], dependencies=[Depends(OnlyDeclared({"/fit": FIELDS, "/compare": DECLARED}))]
+)
+
 LABELS = {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
 
 
@@ -199,34 +200,12 @@ def check_policy(key: LoadedKey | None, policy: ActivatePolicy) -> None:
         )
 
 
-QUERY = {"/fit": ("wait", "model"), "/compare": ("versions", "methods", "model")}
-"""What the query strings of the routes with uploads take."""
-
-
-async def no_other_parameters(request: Request) -> None:
-    """Refuse query parameters that nothing reads; those that are fields of the form are often sent there."""
-    path = request.scope["route"].path
-    known, fields = QUERY[path], FIELDS if path == "/fit" else DECLARED
-    for name in request.query_params:
-        if name not in known:
-            close = nearest(name, [*known, *fields])
-            if close in fields:
-                place = f"; `{close}` is a field of the form or a member of the JSON body."
-            else:
-                place = hint(name, known) or "."
-            raise InvalidParameter(
-                f"{path} has no query parameter {name!r:.100}{place} The query string takes "
-                f"{' and '.join(f'`{each}`' for each in known)}."
-            )
-
-
 @router.post(
     "/fit",
     status_code=status.HTTP_202_ACCEPTED,
     response_model_exclude_none=True,
     openapi_extra=_body(FIELDS, EXAMPLE | {"method": "ts"}),
     response_description="The fit is queued. The `Location` header is its URL.",
-    dependencies=[Depends(no_other_parameters)],
     responses={
         200: {"model": Fit, "description": "The fit ended within `wait` seconds."},
         **problems(*UPLOAD_PROBLEMS),
@@ -274,7 +253,6 @@ def _query(request: Request) -> str:
 @router.post(
     "/compare",
     openapi_extra=_body({name: FIELDS[name] for name in DECLARED}, EXAMPLE),
-    dependencies=[Depends(no_other_parameters)],
     responses=problems(
         *UPLOAD_PROBLEMS, CalibratorNotFound, CalibratorPruned, ForeignCalibrator, DamagedArtifact
     ),
