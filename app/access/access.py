@@ -169,6 +169,14 @@ class Access:
         self._used.add(key.record.id)
         return key
 
+    def holds(self, key: LoadedKey | None) -> bool:
+        """Whether a key that was admitted still would be: it has not been revoked, and has not expired."""
+        if key is None:
+            return not self.is_required
+        known = self._keys.get(key.record.id.encode())
+        is_over = key.deadline is not None and time.monotonic() >= key.deadline
+        return known is not None and not is_over
+
     def guessed(self, address: str) -> float:
         """Note a wrong key from an address, which is logged once a minute; return how long its answer waits.
 

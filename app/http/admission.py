@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 
@@ -20,8 +21,13 @@ TICKET = "boxcal.ticket"
 """Under this name a request's ASGI scope has its ticket."""
 MOST_STREAMS = 1024
 """Event streams in all, however many descriptors there are; a client may have a quarter of all streams."""
+VALID_SECONDS = 1.0
+"""How often a stream without events asks whether its key is still valid."""
 CLOSE = {"Connection": "close", "Retry-After": "10"}
 """A client whose stream is refused must not keep the descriptor either."""
+
+
+T = TypeVar("T")
 
 
 class KeyCheck(Protocol):
@@ -32,6 +38,9 @@ class KeyCheck(Protocol):
 
     def admit(self, headers: list[tuple[bytes, bytes]], requirement: Requirement) -> Any:
         """Return the key of a request that may pass, or raise the problem that refuses it."""
+
+    def holds(self, key: Any) -> bool:
+        """Whether a key, or None of a request without one, would still be admitted."""
 
     def guessed(self, address: str) -> float:
         """Note a wrong key, and return how long its answer waits."""
@@ -101,6 +110,11 @@ class Ticket:
 
         (at_end or self._at_end.append)(read)
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether the key has not been revoked and has not expired since."""
+        return self._admission.access.holds(self.key)
+
     def __enter__(self) -> Ticket:
         return self
 
@@ -152,3 +166,21 @@ async def count_event_stream(request: Request) -> AsyncIterator[None]:
     streams: Shares = request.scope["state"]["boxcal"].event_streams
     with streams.holding(request.scope[TICKET].client):
         yield
+
+
+async def while_valid(request: Request, events: AsyncGenerator[T]) -> AsyncIterator[T]:
+    """Pass on the events of a stream until its end, or until the key of its request is revoked or expires."""
+    ticket: Ticket = request.scope[TICKET]
+    async with aclosing(events):
+        while True:
+            following = asyncio.ensure_future(anext(events, None))
+            try:
+                while not following.done() and ticket.is_valid:
+                    await asyncio.wait([following], timeout=VALID_SECONDS)
+            finally:
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait([following])
+            if not ticket.is_valid or (event := following.result()) is None:
+                return
+            yield event

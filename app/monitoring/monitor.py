@@ -11,7 +11,7 @@ import asyncio
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
@@ -171,7 +171,7 @@ class Monitor:
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
 
-    async def follow(self, last: int | None) -> AsyncIterator[StoredEvent]:
+    async def follow(self, last: int | None) -> AsyncGenerator[StoredEvent]:
         """Yield the events behind the event `last`, or from now on, until the service stops."""
         if last is None:
             last = await self.registry.run(self.events.last)

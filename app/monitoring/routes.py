@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from boxcal.app.fitting.server.jobs import FitJobs
-from boxcal.app.http.admission import count_event_stream
+from boxcal.app.http.admission import count_event_stream, while_valid
 from boxcal.app.http.dependencies import Limit, OnlyDeclared, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
@@ -324,6 +324,7 @@ async def acknowledge(
     dependencies=[Depends(count_event_stream)],
 )
 async def follow_monitor(
+    request: Request,
     monitor: CurrentMonitor,
     last_event_id: Annotated[
         str | None,
@@ -334,7 +335,7 @@ async def follow_monitor(
     last = int(last_event_id) if last_event_id is not None else None
     yield ServerSentEvent(comment="open")  # sends the head of the response before there is an event
     with suppress(RegistryUnavailable):  # the client reconnects and continues
-        async for event in monitor.follow(last):
+        async for event in while_valid(request, monitor.follow(last)):
             yield ServerSentEvent(data=decision(event), event=event.kind, id=str(event.id))
 
 

@@ -11,7 +11,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -252,7 +252,7 @@ class FitJobs:
                         return record
         return await self.get(fit_id)
 
-    async def watch(self, fit_id: str) -> AsyncIterator[FitRecord]:
+    async def watch(self, fit_id: str) -> AsyncGenerator[FitRecord]:
         """Yield the record of a fit, now and after every change, until it has ended."""
         job = self._jobs.get(fit_id)
         if job:

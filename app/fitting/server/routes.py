@@ -15,7 +15,7 @@ from boxcal.app.fitting.fields import DECLARED
 from boxcal.app.fitting.messages import BODY_FILE, BUDGET_SECONDS
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.upload_validation import receive
-from boxcal.app.http.admission import TICKET, count_event_stream
+from boxcal.app.http.admission import TICKET, count_event_stream, while_valid
 from boxcal.app.http.dependencies import Limit, OnlyDeclared, part_of_model
 from boxcal.app.http.problem_documents import problems
 from boxcal.app.http.problems import (
@@ -324,7 +324,9 @@ async def known_fit(fit_id: FitId, jobs: CurrentJobs) -> str:
     responses=problems(FitNotFound, RegistryUnavailable, ConcurrencyLimited),
     dependencies=[Depends(count_event_stream)],
 )
-async def follow_fit(fit_id: Annotated[str, Depends(known_fit)], jobs: CurrentJobs) -> AsyncIterator[Fit]:
+async def follow_fit(
+    request: Request, fit_id: Annotated[str, Depends(known_fit)], jobs: CurrentJobs
+) -> AsyncIterator[Fit]:
     """Stream the state of a fit, now and after every change, until it ends."""
-    async for record in jobs.watch(fit_id):
+    async for record in while_valid(request, jobs.watch(fit_id)):
         yield Fit.model_validate(record)

@@ -7,7 +7,7 @@ import json
 import re
 import stat
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,27 @@ def test_the_first_key_ends_anonymous_use_and_its_revocation_does_not_restore_it
         store.close()
     with running(tmp_path, allow_anonymous=True) as service:
         assert httpx.get(f"{service.url}/stats").status_code == 200
+
+
+@pytest.mark.parametrize("ends", ["revoked", "expired"])
+def test_an_open_stream_ends_with_its_key(guarded: Guarded, ends: str) -> None:
+    valid_for = timedelta(seconds=3) if ends == "expired" else None
+    record, key = guarded.store.create(ends, {Scope.READ}, TESTER, valid_for=valid_for)
+    admin = guarded.headers("admin")
+    with httpx.Client(base_url=guarded.url, headers={"Authorization": f"Bearer {key}"}, timeout=10) as http:
+        until(lambda: http.get("/whoami").is_success)
+        with http.stream("GET", "/monitor/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == ": open"
+            note = {"note": f"while {ends} is valid"}
+            httpx.post(f"{guarded.url}/monitor/acknowledge", json=note, headers=admin).raise_for_status()
+            assert any(note["note"] in line for line in lines)
+            if ends == "revoked":
+                guarded.store.revoke(record.id, TESTER)
+            until(lambda: http.get("/whoami").status_code == 401)
+            note = {"note": f"after {ends}"}
+            httpx.post(f"{guarded.url}/monitor/acknowledge", json=note, headers=admin).raise_for_status()
+            assert not any(note["note"] in line for line in lines)  # the stream ends
 
 
 @pytest.mark.anyio
