@@ -119,7 +119,7 @@ MUTATIONS = [
     Mutation(LIMITS, "self._open[client] >= self._per_client", "self._open[client] > self._per_client"),
     Mutation(LIMITS, "self._open.total() >= self._in_all", "False"),
     Mutation(STREAMS, "descriptor_limit()) // 4", "descriptor_limit()) // 2"),
-    Mutation(ACCESS, "key.deadline is not None and time.monotonic() >= key.deadline", "False"),
+    Mutation(ACCESS, "self.deadline is not None and time.monotonic() >= self.deadline", "False"),
     Mutation(ACCESS, "requirement not in key.permits", "False"),
     Mutation(ACCESS, "not matches(salt, digest, secret) or key is None", "key is None"),
     # Metrics of several processes.

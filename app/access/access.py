@@ -110,6 +110,10 @@ class LoadedKey:
     deadline: float | None  # When it expires, as a moment of `time.monotonic`; None if it does not
     limiter: Limiter | None  # None if it has no limits
 
+    @property
+    def has_expired(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
 
 GUESS_SECONDS, MOST_ADDRESSES = 60.0, 10_000
 FREE_GUESSES, WAIT_STEP, LONGEST_WAIT = 5, 0.05, 2.0
@@ -157,7 +161,7 @@ class Access:
         # An unknown id takes as long as a wrong secret.
         if not matches(salt, digest, secret) or key is None:
             raise InvalidApiKey("The API key is not valid: it is unknown, or was revoked.")
-        if key.deadline is not None and time.monotonic() >= key.deadline:
+        if key.has_expired:
             raise ApiKeyExpired(f"The API key {key.record.id} expired at {key.record.expires_at:%F %T} UTC.")
         if requirement not in key.permits:
             raise InsufficientScope(
@@ -174,8 +178,7 @@ class Access:
         if key is None:
             return not self.is_required
         known = self._keys.get(key.record.id.encode())
-        is_over = key.deadline is not None and time.monotonic() >= key.deadline
-        return known is not None and not is_over
+        return known is not None and not key.has_expired
 
     def guessed(self, address: str) -> float:
         """Note a wrong key from an address, which is logged once a minute; return how long its answer waits.

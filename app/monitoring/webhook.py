@@ -12,6 +12,7 @@ import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -101,8 +102,13 @@ class Webhook:
                     }
                     answer = await client.post(self._url, content=body, headers=headers)
                     answer.raise_for_status()
-        except httpx.HTTPError as error:
-            logger.warning("Event %d could not be sent to %s: %s", event.id, httpx.URL(self._url).host, error)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # The message of an HTTPStatusError has the whole URL, whose path may be a secret.
+            reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx.HTTPStatusError):
+                reason = f"it answers {error.response.status_code}"
+            host = urlsplit(self._url).hostname
+            logger.warning("Event %d could not be sent to %s: %s", event.id, host, reason)
             self._telemetry.delivered("failed")
             return False
         self._telemetry.delivered("delivered")

@@ -53,5 +53,10 @@ def log_config(settings: Settings) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": formatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-        "loggers": {name: {"handlers": ["stderr"], "level": level} for name in ("boxcal", "uvicorn")},
+        "loggers": {
+            **{name: {"handlers": ["stderr"], "level": level} for name in ("boxcal", "uvicorn")},
+            **{name: {"handlers": ["stderr"], "level": "WARNING"} for name in ("asyncio", "py.warnings")},
+            # What they warn of, answers and other records tell with its cause.
+            **{name: {"level": "ERROR"} for name in ("python_multipart", "stamina")},
+        },
     }

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
@@ -176,8 +177,13 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _webhooks_are_signed(self) -> Self:
         if self.alarm_webhook is not None:
-            if not self.alarm_webhook.startswith(("http://", "https://")):
-                raise ValueError(f"alarm_webhook is {self.alarm_webhook!r}; it must be an http or https URL")
+            try:
+                parsed = urlsplit(self.alarm_webhook)
+                is_one = parsed.scheme in ("http", "https") and bool(parsed.hostname) and parsed.port != 0
+            except ValueError:
+                is_one = False
+            if not is_one:
+                raise ValueError("alarm_webhook must be an http or https URL with a host and a valid port")
             if self.alarm_secret is None:
                 raise ValueError("alarm_webhook needs alarm_secret, the key of its signatures")
         return self

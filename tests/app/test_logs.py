@@ -48,6 +48,8 @@ def test_an_invalid_id_is_replaced(http: httpx.Client, given: str) -> None:
 def lines_after_one_request(folder: Path, **settings: str) -> list[str]:
     """Serve one request in a process of its own and read its log."""
     with Service(folder, device="cpu", **settings) as service:
+        damaged = {"content-type": "multipart/form-data; boundary=X"}
+        assert service.client.post("/predict", content=b"--X\r\nno head", headers=damaged).status_code == 400
         service.client.get("/nowhere/%0A", headers={"X-Request-Id": "abc"})
     return service.log().splitlines()
 

@@ -93,6 +93,9 @@ def test_a_config_file_that_cannot_be_used_is_named(
     boxcal("serve", "--config", tmp_path / name).refuses(reason)
 
 
+BAD_WEBHOOKS = ("ftp://host/x", "https://", "http://[::1/x", "http://host:99999/x", "hooks.example.com")
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
@@ -101,6 +104,7 @@ def test_a_config_file_that_cannot_be_used_is_named(
         (("--precision", "int8"), "'int8' is not one of"),
         (("--modle", "digits"), "No such option: --modle"),
         (("--alarm-webhook", "http://x"), "error: alarm_webhook needs alarm_secret"),
+        *((("--alarm-webhook", url), "alarm_webhook must be an http or https URL") for url in BAD_WEBHOOKS),
         (("--tls-cert", "a.pem"), "BOXCAL_TLS_KEY: BOXCAL_TLS_CERT and BOXCAL_TLS_KEY must be set together"),
     ],
 )

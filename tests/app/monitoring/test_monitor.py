@@ -21,8 +21,10 @@ from boxcal.app.monitoring.monitor import POLL_SECONDS
 from boxcal.models.digits_data import load_digits_split
 from tests.app.answering import Quiet, answering
 from tests.app.client.scripted import Reply, scripted
+from tests.app.fitting.validation_data import validation_npz
 from tests.app.monitoring.traffic import client_of, evidence, folded, label, play, predict, stream
 from tests.app.running import running
+from tests.app.waiting import until
 
 SECRET = "a key of signatures"  # noqa: S105
 
@@ -87,6 +89,27 @@ def test_from_calm_traffic_to_an_alarm_and_its_acknowledgement(
         kinds.append(orjson.loads(body)["kind"])
     assert kinds[0] == kinds[1]  # it was retried
     assert set(kinds) <= {"alarm", "material_alarm"}
+
+
+class Missing(Received):
+    """Answers as a service of chats whose webhook was removed."""
+
+    def do_POST(self) -> None:  # noqa: N802
+        self.send_response(404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+def test_the_secret_path_of_a_webhook_is_not_logged(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with answering(Missing) as url:
+        secret = f"{url.replace('//', '//user:password@')}/services/T000/SECRET?token=abc"
+        with client_of(data_dir, alarm_webhook=secret, alarm_secret=SECRET) as client:
+            fields = {"method": "ts", "activate": "always"}
+            fit = client.post("/fit?wait=60", files={"file": ("v", validation_npz(200))}, data=fields)
+            assert fit.json()["state"] == "succeeded"
+            until(lambda: "could not be sent" in caplog.text)
+    (line,) = [one.getMessage() for one in caplog.records if "could not be sent" in one.getMessage()]
+    assert line.endswith("could not be sent to 127.0.0.1: it answers 404")
 
 
 def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -> None:
