@@ -19,6 +19,8 @@ from boxcal.app.settings import config_file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 RESERVED = ".calibrator"
 """Ends the name of a model's calibrator in the Open Inference Protocol."""
+STATISTICS = "stats"
+"""In its paths, the statistics of all models."""
 
 
 class ModelTable(BaseModel):
@@ -49,10 +51,10 @@ def read(text: str) -> Mapping[str, ModelTable]:
     if not sent:
         raise ValueError("it names no model")
     for name in sent:
-        if not NAME.fullmatch(name) or name.endswith(RESERVED):
+        if not NAME.fullmatch(name) or name.endswith(RESERVED) or name == STATISTICS:
             raise ValueError(
                 f"{name!r:.100} cannot name a model: a name has up to 64 letters, digits, '_', '.' and '-', "
-                f"begins with a letter or digit, and does not end with '{RESERVED}'"
+                f"begins with a letter or digit, does not end with '{RESERVED}' and is not '{STATISTICS}'"
             )
     return {name: _table(name, content) for name, content in sent.items()}
 

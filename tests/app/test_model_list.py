@@ -52,6 +52,7 @@ def test_without_a_list_there_is_the_one_model() -> None:
         ("a=digits,a=digits", "'a' names two models"),
         ("a/b=digits", "'a/b' cannot name a model"),
         ("a.calibrator=digits", "cannot name a model"),
+        ("stats=digits", "'stats' cannot name a model: .* and is not 'stats'"),
         ("nowhere.toml", "nowhere.toml cannot be read"),
     ],
 )
