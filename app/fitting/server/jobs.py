@@ -306,10 +306,10 @@ class FitJobs:
             logger.warning("The validation set in %s was not removed: %s", folder, error)
 
     async def _poll(self, fit_id: str) -> AsyncIterator[FitRecord]:
-        """Watch a fit that has ended, or that another process runs, in the registry."""
+        """Watch a fit that has ended, or that another process runs, in the registry, until this one ends."""
         last = await self.get(fit_id)
         yield last
-        while not last.state.is_final:
+        while not last.state.is_final and not self._closing.is_set():
             await asyncio.sleep(POLL_SECONDS)
             record = await self.get(fit_id)
             if record != last:

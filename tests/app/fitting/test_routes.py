@@ -266,6 +266,23 @@ def test_told_to_stop_the_service_tells_those_who_follow_a_fit_and_ends(tmp_path
         assert (left["state"], left["error"]) == ("interrupted", events[-1]["error"])
 
 
+def test_told_to_stop_the_service_ends_though_a_fit_is_followed_that_it_leaves_to_others(
+    tmp_path: Path,
+) -> None:
+    with Service(tmp_path / "data", shared_dir=str(tmp_path / "shared")) as own:
+        accepted = own.fit(validation_npz(5000), wait=0, method="ts+pb").headers["location"]
+        with own.client.stream("GET", f"{accepted}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            began = time.monotonic()
+            own.process.terminate()
+            assert [json.loads(line[6:])["state"] for line in lines if line.startswith("data: ")][
+                -1
+            ] == "queued"
+        assert own.wait() == 0
+        assert time.monotonic() - began < 10
+
+
 def test_json_and_npy_parts_are_fitted_alike_and_scaled_with_a_warning(service: Service) -> None:
     fields = {"method": "ts", "activate": "never"}
     logits, labels = overconfident(200)
