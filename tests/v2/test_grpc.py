@@ -111,7 +111,12 @@ def test_bounds_classification_and_typed_contents(client: Any, service: Service,
 @pytest.mark.parametrize(
     ("model", "request_", "status", "message"),
     [
-        ("digits.calibrator", {"model_version": "9"}, "NOT_FOUND", "9"),
+        (
+            "digits.calibrator",
+            {"model_version": "9"},
+            "NOT_FOUND",
+            "^.*digits.calibrator has no version '9'.$",
+        ),
         ("digits.calibrator", {"model_version": "9" * 20}, "NOT_FOUND", f"has no version '{'9' * 20}'"),
         ("digits.calibrator", {"parameters": {"upper": 0.01}}, "INVALID_ARGUMENT", "add up to"),
         ("digits", {}, "INVALID_ARGUMENT", "no input 'logits'"),
@@ -139,6 +144,17 @@ def test_numbers_that_a_message_contradicts_are_refused(
     request = service_pb2.ModelInferRequest(model_name="digits.calibrator", raw_input_contents=raw)
     contents = request.inputs.add(name="logits", datatype=datatype, shape=[1, 2]).contents
     (contents.int_contents if datatype == "INT8" else contents.uint_contents).extend(values)
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match=reason) as caught:
+        service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_parameter_of_the_request_at_an_input_is_refused(address: str) -> None:
+    request = service_pb2.ModelInferRequest(model_name="digits.calibrator")
+    given = request.inputs.add(name="logits", datatype="FP64", shape=[1, 10])
+    given.contents.fp64_contents.extend([0.0] * 10)
+    given.parameters["upper"].double_param = 0.4
+    reason = "The input 'logits' has the parameter upper; it is one of the request."
     with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError, match=reason) as caught:
         service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

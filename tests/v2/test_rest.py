@@ -175,7 +175,7 @@ def test_the_classification_of_logits_that_are_negative(client: Any, count: int)
 MISNAMED = triton.InferInput("logit", [5, 10], "FP64").set_data_from_numpy(LOGITS)
 ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
     "no input 'logit'; did you mean 'logits'": ("digits.calibrator", {"inputs": [MISNAMED]}),
-    "no version 9|calibrator 9": (
+    "digits.calibrator has no version '9'": (
         "digits.calibrator",
         {"inputs": [logits_input(LOGITS)], "model_version": "9"},
     ),
@@ -211,6 +211,38 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "datatype": (tensor(datatype="FP8", data=[1, 1]), "'FP8'"),
     "no data": (tensor(), "neither `data` nor"),
     "ragged": (tensor(name="logits", shape=[2, 2], data=[[1, 2], [3]]), "ragged"),
+    "nested otherwise than its shape": (
+        tensor(name="logits", shape=[2, 10], data=[[0.0] * 2] * 10),
+        "The data of the input 'logits' have the shape [10, 2]; its `shape` is [2, 10].",
+    ),
+    "nested deeper than its shape": (tensor(data=[[1], [2]]), "have the shape [2, 1]; its `shape` is [2]"),
+    "data twice": (
+        tensor(data=[1, 2], parameters={"binary_data_size": 16}),
+        "The input 'l' has `data` and `binary_data_size`; give one of them.",
+    ),
+    "a parameter of the request at an input": (
+        tensor(data=[1, 2], parameters={"upper": 0.4}),
+        "The input 'l' has the parameter upper; it is one of the request.",
+    ),
+    "numbers that are no BOOL": (
+        tensor(datatype="BOOL", data=[2, 0]),
+        "The input 'l' has the type BOOL; its data must be true, false, 1 or 0.",
+    ),
+    "bytes that are no BOOL": (
+        (head := tensor(datatype="BOOL", parameters={"binary_data_size": 2})) + b"\2\0",
+        "The input 'l' has the type BOOL; its data must be true, false, 1 or 0.",
+    ),
+    "both kinds of scores": (
+        json.dumps(
+            {
+                "inputs": [
+                    {"name": name, "shape": [1, 10], "datatype": "FP64", "data": [0.1] * 10}
+                    for name in ("logits", "probabilities")
+                ]
+            }
+        ).encode(),
+        "The request has the inputs logits and probabilities; give one of them.",
+    ),
     "parameters of a request": (b'{"inputs": [], "parameters": [1]}', "`parameters` must be an object"),
     "parameters of an input": (tensor(parameters=[1]), "`parameters` must be an object"),
     "parameters of an output": (
@@ -243,7 +275,12 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "'logits' holds an integer of more than 64 bits",
     ),
 }
-LENGTHS = {"header longer than the body": "99", "header of words": "x", "bytes behind": "14"}
+LENGTHS = {
+    "header longer than the body": "99",
+    "header of words": "x",
+    "bytes behind": "14",
+    "bytes that are no BOOL": str(len(head)),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -253,6 +290,57 @@ def test_requests_that_are_no_requests_are_refused(service: Service, name: str) 
     answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer", content=body, headers=headers)
     assert answer.status_code in {400, 422}, answer.text
     assert message in answer.json()["error"]
+
+
+def test_nested_data_of_the_shape_are_read_as_flat_ones(service: Service) -> None:
+    flat = [float(n % 7) for n in range(20)]
+    nested = [flat[:10], flat[10:]]
+    answers = [
+        httpx.post(
+            f"{service.url}/v2/models/digits.calibrator/infer",
+            content=tensor(name="logits", shape=[2, 10], data=data),
+        ).json()["outputs"]
+        for data in (flat, nested)
+    ]
+    assert answers[0] == answers[1]
+    assert from_json("x", "FP64", (2, 2, 2), [[1, 2, 3, 4], [5, 6, 7, 8]]).tolist()[1][0] == [5.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "message"),
+    [
+        ("upper=0.4", 422, "The query string has 'upper'; upper belongs in the `parameters` of the request."),
+        ("uper=0.4", 422, "The query string has 'uper'; upper belongs in the `parameters` of the request."),
+        ("&".join(f"zz{n}=" for n in range(65)), 422, "at most 64 parameters"),
+        ("trace=1", 200, "probabilities"),
+    ],
+)
+def test_parameters_in_the_query_string_are_refused(
+    service: Service, query: str, status: int, message: str
+) -> None:
+    body = tensor(name="logits", shape=[1, 10], data=[0.0] * 10)
+    answer = httpx.post(f"{service.url}/v2/models/digits.calibrator/infer?{query}", content=body)
+    assert (answer.status_code, message in answer.text) == (status, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("version", "calibrator", "status", "message"),
+    [
+        (1, 0, 422, "The version is 1 and calibrator is 0; give one of them."),
+        (1, "active", 422, "The version is 1 and calibrator is 'active'; give one of them."),
+        (1, 1, 200, '"model_version":"1"'),
+        (5, 5, 404, "digits.calibrator has no version '5'."),
+    ],
+)
+def test_the_version_and_the_parameter_name_one_calibrator(
+    service: Service, version: int, calibrator: Any, status: int, message: str
+) -> None:
+    entry = {"name": "logits", "datatype": "FP64", "shape": [1, 10], "data": [0.0] * 10}
+    answer = httpx.post(
+        f"{service.url}/v2/models/digits.calibrator/versions/{version}/infer",
+        json={"inputs": [entry], "parameters": {"calibrator": calibrator}},
+    )
+    assert (answer.status_code, message in answer.text) == (status, True), answer.text
 
 
 @pytest.mark.parametrize(("member", "status"), [("id", 200), ("timeout", 422)])

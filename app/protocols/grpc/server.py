@@ -26,7 +26,12 @@ from boxcal.app.predict.bodies import unblocked
 from boxcal.app.protocols.grpc import inference_pb2
 from boxcal.app.protocols.grpc.admission import SERVICE, Interceptor, keep_shares
 from boxcal.app.protocols.v2 import routes
-from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
+from boxcal.app.protocols.v2.inference import (
+    Answered,
+    InferenceRequest,
+    check_input_parameters,
+    class_count,
+)
 from boxcal.app.protocols.v2.tensors import (
     BYTES,
     MAX_DIMENSIONS,
@@ -170,6 +175,7 @@ def read_request(request: Any) -> InferenceRequest:
         raise MalformedBody(f"The input {typed[0]!r:.100} has raw contents and typed ones.")
     inputs = {}
     for position, one in enumerate(request.inputs):
+        check_input_parameters(one.name, one.parameters)
         shape = read_shape(one.name, list(one.shape[: MAX_DIMENSIONS + 1]))
         array = from_binary(one.name, one.datatype, shape, raw[position]) if raw else _typed(one, shape)
         if one.name in inputs:

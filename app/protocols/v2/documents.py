@@ -12,7 +12,12 @@ import orjson
 
 from boxcal.app.http.problems import BodyTooLarge, InvalidInput, InvalidParameter, MalformedBody
 from boxcal.app.predict.bodies import QUICK_BYTES, parse_json
-from boxcal.app.protocols.v2.inference import Answered, InferenceRequest, class_count
+from boxcal.app.protocols.v2.inference import (
+    Answered,
+    InferenceRequest,
+    check_input_parameters,
+    class_count,
+)
 from boxcal.app.protocols.v2.tensors import datatype_of, from_binary, from_json, read_shape, view_of
 from boxcal.app.settings import limits
 
@@ -166,9 +171,13 @@ def _tensor(entry: Any) -> SentTensor:
     shape, datatype = read_shape(name, entry.get("shape")), entry.get("datatype")
     if not isinstance(datatype, str):
         raise InvalidInput(f"The input {name!r:.100} has no datatype.")
-    size = _parameters(entry).get("binary_data_size")
+    parameters = _parameters(entry)
+    check_input_parameters(name, parameters)
+    size = parameters.get("binary_data_size")
     if size is None and "data" not in entry:
         raise InvalidInput(f"The input {name!r:.100} has neither `data` nor `binary_data_size`.")
+    if size is not None and entry.get("data") is not None:
+        raise InvalidInput(f"The input {name!r:.100} has `data` and `binary_data_size`; give one of them.")
     if size is not None and (type(size) is not int or size < 0):
         raise MalformedBody(f"The input {name!r:.100} announces {size!r:.50} bytes of binary data.")
     return SentTensor(name, datatype, shape, size, entry.get("data"))

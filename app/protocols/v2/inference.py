@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.http.problems import (
+    BoxcalError,
+    CalibratorNotFound,
     InvalidBounds,
     InvalidInput,
     InvalidParameter,
@@ -32,7 +34,7 @@ from boxcal.app.predict.options import SIDES, Options
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.protocols.v2.tensors import BYTES, Array
 from boxcal.app.tables.arrays import as_logits, check_scores
-from boxcal.calibrators.errors import hint
+from boxcal.calibrators.errors import hint, nearest
 from boxcal.calibrators.scores import LOGITS
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.inputs.rows import RowInputs
@@ -71,6 +73,25 @@ def class_count(sent: Any) -> int:
     if type(sent) is not int or sent < 0:
         raise InvalidParameter(f"classification is {sent!r:.50}; it is the number of classes to list.")
     return sent
+
+
+def check_input_parameters(name: str, parameters: Collection[str]) -> None:
+    """Refuse a parameter of an input that is one of its request; others belong to the client."""
+    if misplaced := next((one for one in PARAMETERS if one in parameters), None):
+        raise InvalidParameter(
+            f"The input {name!r:.100} has the parameter {misplaced}; it is one of the request."
+        )
+
+
+def check_query(names: Collection[str]) -> None:
+    """Refuse a parameter in the query string that is one of a request, or probably meant as one."""
+    if len(names) > MAX_PARAMETERS:
+        raise InvalidParameter(f"A query string has at most {MAX_PARAMETERS} parameters.")
+    for name in names:
+        if meant := name if name in PARAMETERS else nearest(name, PARAMETERS):
+            raise InvalidParameter(
+                f"The query string has {name!r:.100}; {meant} belongs in the `parameters` of the request."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +160,10 @@ class Models:
         try:
             wanted = _wanted(asked)
             answer = await self._answer(asked)
-        except BaseException:
+        except BaseException as error:
             self.counts[asked.model, "fail"] += 1
+            if asked.version and isinstance(error, BoxcalError) and error.kind is CalibratorNotFound:
+                raise CalibratorNotFound(f"{asked.model} has no version {asked.version!r:.50}.") from error
             raise
         self.counts[asked.model, "success"] += 1
         self.counts[asked.model, "samples"] += len(answer.rows)
@@ -270,12 +293,22 @@ def _options(asked: InferenceRequest) -> dict[str, Any]:
                 f"There is no parameter {name!r:.100}{meant} The parameters are {', '.join(PARAMETERS)}."
             )
     if asked.version:
-        if not (asked.version.isascii() and asked.version.isdecimal()):
-            raise ModelNotFound(f"The version {asked.version!r:.50} of {asked.model} is no number.")
-        if len(asked.version) > LONGEST_VERSION:
-            raise ModelNotFound(f"{asked.model} has no version {asked.version!r:.50}.")
-        document["calibrator"] = int(asked.version)
+        version = _version(asked)
+        if document.get("calibrator") not in (None, version):
+            given = document["calibrator"]
+            raise InvalidParameter(
+                f"The version is {version} and calibrator is {given!r:.50}; give one of them."
+            )
+        document["calibrator"] = version
     return document
+
+
+def _version(asked: InferenceRequest) -> int:
+    if not (asked.version.isascii() and asked.version.isdecimal()):
+        raise ModelNotFound(f"The version {asked.version!r:.50} of {asked.model} is no number.")
+    if len(asked.version) > LONGEST_VERSION:
+        raise ModelNotFound(f"{asked.model} has no version {asked.version!r:.50}.")
+    return int(asked.version)
 
 
 def _rows(given: Mapping[str, Array]) -> int:
@@ -314,6 +347,8 @@ def _bounds(
 
 
 def _logits(given: Mapping[str, Array], classes: int, check_finite: bool) -> NDArray[np.float64]:
+    if len(given) > 1 and given.keys() <= set(SCORES):
+        raise InvalidInput(f"The request has the inputs {' and '.join(given)}; give one of them.")
     if len(given) != 1 or next(iter(given)) not in SCORES:
         raise InvalidInput(_unknown(given, SCORES))
     ((name, array),) = given.items()

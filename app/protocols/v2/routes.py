@@ -49,7 +49,7 @@ from boxcal.app.protocols.v2.documents import (
     read_request,
     write_response,
 )
-from boxcal.app.protocols.v2.inference import CALIBRATOR, TensorDescription
+from boxcal.app.protocols.v2.inference import CALIBRATOR, TensorDescription, check_query
 from boxcal.app.protocols.v2.tensors import BYTES
 
 # The protocol has its own OpenAPI document, and its own clients.
@@ -181,6 +181,8 @@ async def infer(request: DirectRequest) -> None:
     """Answer one inference request."""
     state = state_of(request)
     model, version = request.path_params["model"], request.path_params.get("version", "")
+    if request.scope["query_string"]:
+        check_query(request.query_params)
     length = header(request, HEADER_LENGTH)
     if length.isascii() and length.isdecimal() and len(length) <= LONGEST_NUMBER:
         body: bytes | memoryview = await read_tensors(request, int(length))

@@ -57,6 +57,8 @@ def from_binary(name: str, datatype: str, shape: tuple[int, ...], data: bytes | 
             f"{count * dtype.itemsize} bytes; {len(data)} were sent."
         )
     values = np.frombuffer(data, dtype, count)
+    if dtype.kind == "b":
+        _check_bools(name, values.view(np.uint8))
     if dtype.kind == "V":
         values = (values.view("<u2").astype("<u4") << 16).view("<f4")
     return values.reshape(shape)
@@ -69,7 +71,7 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
     """
     count = math.prod(shape)
     # The types are checked first: NumPy pads strings to the longest of them.
-    flat = _flat(name, data)
+    flat = _flat(name, shape, data)
     if datatype == BYTES:
         if len(flat) != count or not all(isinstance(one, str) for one in flat):
             raise InvalidInput(f"The input {name!r:.100} must have {count} strings, got {len(flat)} values.")
@@ -92,6 +94,8 @@ def from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> Ar
     if dtype.kind in "iu" and values.dtype.kind == "f":
         raise InvalidInput(f"The input {name!r:.100} has the type {datatype}; its data must be integers.")
     check_range(name, datatype, values)
+    if dtype.kind == "b":
+        _check_bools(name, values)
     with np.errstate(over="ignore"):
         return values.reshape(shape).astype(np.float64 if dtype.kind in REAL else dtype, copy=False)
 
@@ -106,6 +110,13 @@ def check_range(name: str, datatype: str, values: Array) -> None:
         raise InvalidInput(
             f"The input {name!r:.100} has values from {lowest} to {highest}; the type {datatype} holds "
             f"{limits.min} to {limits.max}."
+        )
+
+
+def _check_bools(name: str, values: Array) -> None:
+    if ((values != 0) & (values != 1)).any():
+        raise InvalidInput(
+            f"The input {name!r:.100} has the type BOOL; its data must be true, false, 1 or 0."
         )
 
 
@@ -159,11 +170,21 @@ def _elements(name: str, data: memoryview, count: int) -> Array:
     return elements
 
 
-def _flat(name: str, data: Any) -> list[Any]:
-    """Return the values of nested lists, whose lists have the same length at each depth."""
+def _flat(name: str, shape: tuple[int, ...], data: Any) -> list[Any]:
+    """Return the values of nested lists, whose lists have the length at each depth that the shape has.
+
+    The innermost lists may hold the values of several dimensions.
+    """
     flat = data if isinstance(data, list) else [data]
+    outer: list[int] = []
     while list in (types := set(map(type, flat))):
         if len(types) > 1 or len(set(map(len, flat))) > 1:
             raise InvalidInput(f"The data of the input {name!r:.100} are ragged lists.")
+        outer.append(len(flat) // math.prod(outer))
         flat = [one for part in flat for one in part]
+    if len(outer) >= max(len(shape), 1) or tuple(outer) != shape[: len(outer)]:
+        raise InvalidInput(
+            f"The data of the input {name!r:.100} have the shape "
+            f"{[*outer, len(flat) // math.prod(outer)]!r:.100}; its `shape` is {list(shape)}."
+        )
     return flat
