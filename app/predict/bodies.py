@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic_core import from_json
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect, Request
 
 from boxcal.app.http.dependencies import CLIENT_TIMEOUT, MODEL, check_repeats
+from boxcal.app.http.forms import MAX_HEADER_BYTES, delimiter_of, parts
 from boxcal.app.http.limits import UNCOUNTED_BYTES
 from boxcal.app.http.problems import (
     BadRequest,
@@ -65,6 +64,8 @@ MOST_GROWTH = 20
 """Times its size may a JSON body or a message of gRPC take, also while it is parsed."""
 NAN_LIMIT = 2**20
 """Bodies up to this size that are JSON except for NaN are parsed again to name the number."""
+MAX_PARTS = 1001
+"""Of a form: its files and the options."""
 ALIGNMENT = 8
 """Bytes of the largest number in an array; the compiled loops read aligned numbers without a copy."""
 COPIED = 2**20
@@ -334,8 +335,7 @@ def _with_nan(body: bytes) -> Any:
     return document
 
 
-def _parse_options(text: str | bytes) -> Any:
-    data = text.encode() if isinstance(text, str) else text
+def _parse_options(data: bytes) -> Any:
     if len(data) > limits.MAX_JSON_BYTES:
         raise BodyTooLarge(
             f"The options have {len(data):,} bytes; the limit of JSON is {limits.MAX_JSON_BYTES:,}."
@@ -348,28 +348,30 @@ def _parse_options(text: str | bytes) -> Any:
 
 async def _read_form(request: Request) -> tuple[list[bytes], Any]:
     """Return the `file` parts and the `options` document of a form."""
-    files: list[bytes] = []
-    options: list[Any] = []
-    try:
-        form = await request.form(max_fields=16)
-    except MultiPartException as error:
-        raise MalformedBody(f"The form cannot be parsed: {error.message}") from error
-    try:
-        for name, value in form.multi_items():
-            if name == "file" and isinstance(value, UploadFile):
-                files.append(await value.read())
-            elif name == "options" and not options:
-                text = await value.read() if isinstance(value, UploadFile) else value
-                options.append(await unblocked(len(text), _parse_options, text))
-            else:
-                raise InvalidParameter(
-                    f"The form has an unexpected part {name!r:.100}; it takes `file` parts, sent as files, "
-                    "and one `options` part."
-                )
-    finally:
-        await form.close()
+    delimiter = delimiter_of(header(request, b"content-type"))
+    body = await read_body(request)
+    parsed = min(len(body), MAX_HEADER_BYTES * body.count(delimiter))
+    files, options = await unblocked(parsed, _split_form, body, delimiter, copied=len(body))
     if not files:
         raise InvalidParameter("The form has no `file` part.")
     if not all(files):
         raise BadRequest("A `file` part is empty.")
-    return files, options[0] if options else None
+    if options is None:
+        return files, None
+    return files, await unblocked(len(options), _parse_options, options)
+
+
+def _split_form(body: bytes, delimiter: bytes) -> tuple[list[bytes], bytes | None]:
+    files: list[bytes] = []
+    options: bytes | None = None
+    for name, is_file, start, end in parts(body, delimiter, MAX_PARTS):
+        if name == "file" and is_file:
+            files.append(body[start:end])
+        elif name == "options" and options is None:
+            options = body[start:end]
+        else:
+            raise InvalidParameter(
+                f"The form has an unexpected part {name!r:.100}; it takes `file` parts, sent as files, "
+                "and one `options` part."
+            )
+    return files, options

@@ -1,4 +1,4 @@
-"""Splits the body of `/fit` (multipart/form-data, RFC 7578) into its fields and its file, in the worker.
+"""Splits the body of `/fit` (multipart/form-data) into its fields and its file, in the worker.
 
 The file is not copied: `FilePart` reads it where it lies in the body.
 """
@@ -9,17 +9,15 @@ import errno
 import io
 import mmap
 import os
-from collections.abc import Iterator, Sequence
-from email.message import Message
-from email.parser import HeaderParser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from boxcal.app.fitting.fields import FitFields
+from boxcal.app.http.forms import delimiter_of, parts
 from boxcal.app.http.problems import InvalidUpload, MalformedBody
 
 MAX_PARTS = 8
-MAX_HEADER_BYTES = 8192
 MAX_FIELD_BYTES = 4096
 
 
@@ -61,23 +59,14 @@ def read_form(
     body: Path, content_type: str, accepted: Sequence[str]
 ) -> tuple[FitFields, dict[str, FilePart]]:
     """Read the `accepted` fields, and open the files: `file` alone, or arrays by name."""
-    header = Message()
-    header["content-type"] = content_type
-    boundary = header.get_boundary()
-    if not boundary:
-        raise MalformedBody(f"Missing boundary in the content type {content_type!r:.200}.")
+    delimiter = delimiter_of(content_type)
     if body.stat().st_size == 0:
         raise MalformedBody("The multipart body is empty.")
     fields: dict[str, str] = {}
     files: list[tuple[str, int, int]] = []
     with body.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for head, start, end in _parts(content, b"--" + boundary.encode("latin-1", "replace")):
-            name = head.get_param("name", header="content-disposition")
-            if head.get_content_disposition() != "form-data" or not isinstance(name, str):
-                raise MalformedBody(
-                    f"The part at byte {start:,} has no header `Content-Disposition: form-data; name=...`."
-                )
-            if head.get_param("filename", header="content-disposition") is not None:
+        for name, is_file, start, end in parts(content, delimiter, MAX_PARTS):
+            if is_file:
                 files.append((name, start, end - start))
             elif end - start > MAX_FIELD_BYTES:
                 raise MalformedBody(
@@ -94,25 +83,3 @@ def read_form(
         )
     checked = FitFields.of(fields, accepted)
     return checked, {name: FilePart(body, start, length) for name, start, length in files}
-
-
-def _parts(content: mmap.mmap, delimiter: bytes) -> Iterator[tuple[Message, int, int]]:
-    """Yield the header of each part, and where its content begins and ends."""
-    position = 0 if content[: len(delimiter)] == delimiter else content.find(b"\r\n" + delimiter) + 2
-    if position == 1:
-        raise MalformedBody(f"The multipart body does not begin with its boundary {delimiter!r:.200}.")
-    for _ in range(MAX_PARTS + 1):
-        position += len(delimiter)
-        if content[position : position + 2] == b"--":
-            return
-        head_end = content.find(b"\r\n\r\n", position, position + MAX_HEADER_BYTES)
-        if content[position : position + 2] != b"\r\n" or head_end < 0:
-            raise MalformedBody(f"The multipart body has no part header at byte {position:,}.")
-        start = head_end + 4
-        end = content.find(b"\r\n" + delimiter, start)
-        if end < 0:
-            raise MalformedBody("The multipart body ends before its closing boundary.")
-        head = HeaderParser().parsestr(content[position + 2 : start].decode("utf-8", "replace"))
-        yield head, start, end
-        position = end + 2
-    raise MalformedBody(f"The multipart body has more than {MAX_PARTS} parts.")

@@ -12,6 +12,7 @@ import pytest
 
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
+from tests.app.fitting.validation_data import CONTENT_TYPE, multipart
 from tests.app.running import JSON, NPY, PNG
 
 RAMP = [float(k) for k in range(10)]
@@ -314,6 +315,25 @@ def test_forms_that_are_wrong_are_refused(http: httpx.Client, digits: Digits) ->
     headers = {"content-type": "multipart/form-data"}
     assert "boundary" in problem(http.post("/predict", content=b"x", headers=headers), 400)
     assert "not in the query" in problem(http.post("/predict?top_k=1", files={"file": file}), 422)
+
+
+def test_a_form_is_read_to_its_closing_boundary(http: httpx.Client, digits: Digits) -> None:
+    image = ("name=file; filename*=UTF-8''%C3%BC.png", digits.png(0))
+    options = ('name="options"', b'{"bounds": {"upper": 0.5}}')
+    whole, headers = multipart(image, options), {"content-type": CONTENT_TYPE}
+    for body in (whole, b"A preamble.\r\n" + whole + b"An epilogue."):
+        answer = http.post("/predict", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["predictions"][0]["probability"] == 0.5
+    for end, detail in (
+        (b"--boundary--\r\n", "The multipart body ends before its closing boundary."),
+        (b"0.5}}\r\n--boundary--\r\n", "The multipart body ends before its closing boundary."),
+        (b"--\r\n", "The multipart body has no part header at byte 312."),
+    ):
+        cut = http.post("/predict", content=whole.removesuffix(end), headers=headers)
+        assert problem(cut, 400) == detail
+    many = http.post("/predict", content=multipart(*[image] * 1002), headers=headers)
+    assert problem(many, 400) == "The multipart body has more than 1,001 parts."
 
 
 def test_a_request_with_more_samples_than_the_queue_takes_is_refused(http: httpx.Client) -> None:
