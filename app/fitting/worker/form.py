@@ -15,7 +15,7 @@ from typing import Any
 
 from boxcal.app.fitting.fields import FitFields
 from boxcal.app.http.forms import delimiter_of, parts
-from boxcal.app.http.problems import InvalidUpload, MalformedBody
+from boxcal.app.http.problems import InvalidParameter, InvalidUpload, MalformedBody
 
 MAX_PARTS = 8
 MAX_FIELD_BYTES = 4096
@@ -72,6 +72,8 @@ def read_form(
                 raise MalformedBody(
                     f"The field `{name:.200}` has {end - start:,} bytes; the limit is {MAX_FIELD_BYTES:,}."
                 )
+            elif name in fields:
+                raise InvalidParameter(f"The form has two fields `{name:.200}`; it may have each once.")
             else:
                 fields[name] = content[start:end].decode("utf-8", "replace")
     names = [name for name, _, _ in files]

@@ -43,6 +43,7 @@ GOOD = {"logits": LOGITS.tolist(), "labels": LABELS.tolist()}
 MEMBER = "`method` is a field of the form or a member of the JSON body. The query"
 WEIGHED = {**GOOD, "sample_weight": [1.0] * len(LABELS), "class_mix": "resampled"}
 PARTS = {"logits": ("l", npy(LOGITS)), "label": ("y", npy(LABELS))}
+TWICE = [('name="activate"', b"always"), ('name="activate"', b"never")]
 BOTH = {"file": ("v", npz(logits=LOGITS, labels=LABELS)), "labels": ("y", npy(LABELS))}
 
 
@@ -79,6 +80,7 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (400, "the limit is 4,096", multipart(FILE, ('name="method"', b"x" * 5000))),
         (422, "'tss'; did you mean 'ts'? There are auto, uncal", multipart(FILE, ('name="method"', b"tss"))),
         (422, "For the method 'fc', features are needed", multipart(FILE, ('name="method"', b"fc"))),
+        (422, "two fields `activate`; it may have each once", multipart(*TWICE, FILE)),
         (422, "`activate` = 'maybe'", multipart(FILE, ('name="activate"', b"maybe"))),
         (422, "no field `activated`; did you mean", multipart(FILE, ('name="activated"', b"always"))),
         (413, "has 4,000,", multipart((FILE[0], b"\0" * 4_000_000))),
