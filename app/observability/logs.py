@@ -56,7 +56,7 @@ def log_config(settings: Settings) -> dict[str, Any]:
         "loggers": {
             **{name: {"handlers": ["stderr"], "level": level} for name in ("boxcal", "uvicorn")},
             **{name: {"handlers": ["stderr"], "level": "WARNING"} for name in ("asyncio", "py.warnings")},
-            # What they warn of, answers and other records tell with its cause.
-            **{name: {"level": "ERROR"} for name in ("python_multipart", "stamina")},
+            # What it warns of, other records tell with its cause.
+            "stamina": {"level": "ERROR"},
         },
     }
