@@ -123,7 +123,7 @@ def inputs_body(inputs: Sequence[Mapping[str, Any]], options: AnswerOptions) -> 
     """Send inputs as JSON, with their options."""
     if not inputs:
         raise ValueError("a prediction needs at least one input")
-    document = {"inputs": _plain(list(inputs)), "options": options_document(options)}
+    document = {"inputs": plain(list(inputs)), "options": options_document(options)}
     return {
         "content": json.dumps(document, allow_nan=False),
         "headers": {"content-type": "application/json"},
@@ -133,7 +133,7 @@ def inputs_body(inputs: Sequence[Mapping[str, Any]], options: AnswerOptions) -> 
 def features_body(rows: FeatureRows, options: AnswerOptions) -> dict[str, Any]:
     """Send an array of numbers as `.npy`, and other rows of features as JSON."""
     if hasattr(rows, "columns"):
-        rows = _plain(rows)
+        rows = plain(rows)
     elif isinstance(rows, Mapping):
         rows = _joined(rows)
     elif getattr(rows, "dtype", np.dtype(object)).kind in "iufb":
@@ -151,7 +151,7 @@ def tensors_body(
 
 
 def _listed(member: str) -> Callable[[list[Any]], dict[str, Any]]:
-    return lambda rows: {"inputs": [{member: row} for row in _plain(rows)]}
+    return lambda rows: {"inputs": [{member: row} for row in plain(rows)]}
 
 
 def _joined(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -244,7 +244,7 @@ def pack_images(folder: Path) -> bytes:
 def upload_part(data: ValidationData) -> tuple[str, bytes, str]:
     """Name a validation set and read it; pack a folder of images, and write a document as JSON."""
     if isinstance(data, Mapping):
-        name, content = "validation.json", json.dumps(_plain(data), allow_nan=False).encode()
+        name, content = "validation.json", json.dumps(plain(data), allow_nan=False).encode()
     elif isinstance(data, bytes):
         name, content = "validation", data
     elif Path(data).is_dir():
@@ -254,22 +254,22 @@ def upload_part(data: ValidationData) -> tuple[str, bytes, str]:
     return name, content, "application/octet-stream"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Bring arrays to lists, a DataFrame to an object for each row, and missing values, as NaN, to null."""
     if hasattr(value, "columns"):
         if len(names := [str(name) for name in value.columns]) > len(set(names)):
             raise ValueError(f"the columns of a DataFrame need different names, got {', '.join(names)}")
-        return _joined({name: _plain(value[own]) for name, own in zip(names, value.columns, strict=True)})
+        return _joined({name: plain(value[own]) for name, own in zip(names, value.columns, strict=True)})
     if hasattr(value, "to_list"):  # a column; those of pandas have other missing values than NaN
         missing = value.isna() if hasattr(value, "isna") else [False] * len(value)
         return [
-            None if none else int(one) if isinstance(one, bool) else _plain(one)
+            None if none else int(one) if isinstance(one, bool) else plain(one)
             for one, none in zip(value.to_list(), missing, strict=True)
         ]
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -26,6 +26,7 @@ from boxcal.app.client.bodies import (
     inputs_body,
     label_array,
     options_document,
+    plain,
     tensors_body,
     upload_part,
 )
@@ -157,7 +158,10 @@ def feedback(items: Mapping[str, str | int] | Sequence[FeedbackItem] | Path) -> 
     else:
         if isinstance(items, Mapping):
             items = [{"id": own, "label": label} for own, label in items.items()]
-        body = {"content": json.dumps({"items": items}), "headers": {"content-type": "application/json"}}
+        body = {
+            "content": json.dumps({"items": plain(items)}),
+            "headers": {"content-type": "application/json"},
+        }
     return Call("POST", "/feedback", _one(Feedback), body, extra_seconds=FEEDBACK_SECONDS)
 
 

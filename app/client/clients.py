@@ -16,7 +16,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, InitVar, dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
@@ -88,17 +88,22 @@ class ClientBase:
         call = calls.fit_events(fit_id)
         return self._arguments(call) | {"timeout": httpx.Timeout(self.timeout, read=SILENCE_SECONDS)}
 
+    def _ready_within(self, seconds: float) -> Call[Health]:
+        """Ask whether the service is ready, for at most as long as is left, but at least a second."""
+        longest = min(max(seconds, SHORTEST_WAIT), self.timeout)
+        return replace(calls.ready(), arguments={"timeout": longest})
+
     def not_ready(self, seconds: float) -> AnswerTimeoutError:
         """Describe a wait that was too short."""
         return AnswerTimeoutError(f"{self.url} was not ready within {seconds:g} s")
 
 
-def until(seconds: float) -> Iterator[None]:
-    """Yield at once, and again as long as the time is not over."""
+def until(seconds: float) -> Iterator[float]:
+    """Yield the seconds that are left: at once, and again as long as the time is not over."""
     end = time.monotonic() + seconds
-    yield
-    while time.monotonic() < end:
-        yield
+    yield seconds
+    while (left := end - time.monotonic()) > 0:
+        yield left
 
 
 def succeeded(fit: Fit | None) -> Fit:
@@ -111,6 +116,7 @@ def succeeded(fit: Fit | None) -> Fit:
 
 
 STREAM_FAILURES = 3
+SHORTEST_WAIT = 1.0
 SILENCE_SECONDS = 45.0  # a stream that is silent for longer is closed
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 2.0
 
@@ -311,9 +317,9 @@ class BoxcalClient(ClientBase):
     def wait_until_ready(self, seconds: float = 60.0) -> Health:
         """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
         cause = None
-        for _ in until(seconds):
+        for left in until(seconds):
             try:
-                if (health := self.send(calls.ready(), ONCE)).ready:
+                if (health := self.send(self._ready_within(left), ONCE)).ready:
                     return health
             except ClientError as error:
                 cause = error
@@ -412,9 +418,9 @@ class AsyncBoxcalClient(ClientBase):
     async def wait_until_ready(self, seconds: float = 60.0) -> Health:
         """Wait for the service to be ready; AnswerTimeoutError when it is not ready in time."""
         cause = None
-        for _ in until(seconds):
+        for left in until(seconds):
             try:
-                if (health := await self.send(calls.ready(), ONCE)).ready:
+                if (health := await self.send(self._ready_within(left), ONCE)).ready:
                     return health
             except ClientError as error:
                 cause = error

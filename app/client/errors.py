@@ -22,7 +22,7 @@ ClientError
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from boxcal.app.schemas.fits import Fit
@@ -114,6 +114,10 @@ class ProblemError(ClientError):
         self.retry_after = retry_after
         super().__init__(f"{self.detail} (HTTP {status})")
 
+    def __reduce__(self) -> tuple[type[Self], tuple[int, dict[str, Any], float | None]]:
+        """Pickle by the arguments: process pools send errors from one process to another."""
+        return type(self), (self.status, dict(self.members), self.retry_after)
+
 
 class InvalidRequestError(ProblemError):
     """The request is wrong; `detail` quotes the offending value and the limit."""
@@ -153,6 +157,10 @@ class FitNotSucceededError(ClientError):
     def __init__(self, fit: "Fit") -> None:
         self.fit = fit
         super().__init__(f"fit {fit.id} {fit.state}" + (f": {fit.error}" if fit.error else ""))
+
+    def __reduce__(self) -> tuple[type[Self], tuple["Fit"]]:
+        """Pickle by the argument."""
+        return type(self), (self.fit,)
 
 
 def problem_error(status: int, problem: Mapping[str, Any], retry_after: float | None) -> ProblemError:

@@ -120,6 +120,10 @@ def transport_error(error: httpx.RequestError) -> errors.TransportError:
     url = error.request.url
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return errors.UnreachableError(f"cannot reach {url}: {error or type(error).__name__}")
+    if isinstance(error, httpx.PoolTimeout):
+        return errors.UnreachableError(
+            f"no connection became free in time to reach {url}; make fewer calls at once"
+        )
     if isinstance(error, httpx.TimeoutException):
         return errors.AnswerTimeoutError(f"{url} did not answer in time")
     return errors.ConnectionLostError(f"the connection to {url} broke: {error or type(error).__name__}")

@@ -2,9 +2,11 @@
 
 import email.utils
 import inspect
+import pickle
 import socket
 import time
 
+import httpx
 import pytest
 
 from boxcal.app.client import (
@@ -12,6 +14,7 @@ from boxcal.app.client import (
     AsyncBoxcalClient,
     BoxcalClient,
     ConnectionLostError,
+    FitNotSucceededError,
     InvalidRequestError,
     NotFoundError,
     RetryPolicy,
@@ -22,6 +25,7 @@ from boxcal.app.client import (
 )
 from boxcal.app.client.exchange import REFUSED_BEFORE_WORK
 from boxcal.app.http.problems import ConcurrencyLimited, FitQueueFull, NotReady, QueueFull, RateLimited
+from boxcal.app.schemas.fits import Fit
 from tests.app.client.both import Ask
 from tests.app.client.scripted import FIT, Reply, scripted
 from tests.app.fitting.service import free_port
@@ -157,6 +161,8 @@ def test_a_problem_keeps_every_member(ask: Ask) -> None:
     assert shown == (422, "urn:x", "No", "lower of 'cat' is 2")
     assert error.members["class"] == "cat"
     assert str(error) == "lower of 'cat' is 2 (HTTP 422)"
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - as a process pool does
+    assert (type(again), vars(again), str(again)) == (type(error), vars(error), str(error))
     assert script.count("/predict") == 1
 
 
@@ -178,6 +184,23 @@ def test_statuses_and_other_services_have_their_own_errors(
         ask(script.url, "predict", b"x")
 
 
+def test_a_fit_that_failed_is_told_through_a_process_pool() -> None:
+    fit = Fit.model_validate({**FIT, "state": "failed", "error": "too few samples"})
+    again = pickle.loads(pickle.dumps(FitNotSucceededError(fit)))  # noqa: S301
+    assert (str(again), again.fit) == (f"fit {fit.id} failed: too few samples", fit)
+
+
+@pytest.mark.anyio
+async def test_a_call_that_found_no_free_connection_was_not_sent() -> None:
+    with scripted(metrics=[Reply(200, body=b"text")]) as script:
+        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=1)) as limited:
+            client = AsyncBoxcalClient(script.url, http_client=limited, timeout=0.2, retries=RetryPolicy(0))
+            async with limited.stream("GET", f"{script.url}/metrics"):
+                with pytest.raises(UnreachableError, match="no connection became free in time to reach http"):
+                    await client.metrics()
+        assert script.count("/metrics") == 1
+
+
 def test_not_ready_is_an_answer(ask: Ask) -> None:
     with scripted(health_ready=[refusal(), Reply(200, {"status": "ready"})]) as script:
         assert ask(script.url, "ready").ready is False
@@ -194,6 +217,11 @@ def test_waiting_for_readiness_ends(ask: Ask) -> None:
             with pytest.raises(AnswerTimeoutError, match=says):
                 ask(url, "wait_until_ready", 0.3)
             assert time.monotonic() - begin < 10.0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begin = time.monotonic()
+        with pytest.raises(AnswerTimeoutError, match="within 1 s"):
+            ask(f"http://127.0.0.1:{silent.getsockname()[1]}", "wait_until_ready", 1.0)
+        assert time.monotonic() - begin < 10.0  # and not as long as an answer may take, 30 s
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host", "http://", "http://[::1"])

@@ -6,7 +6,7 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -113,6 +113,8 @@ def test_labels_are_sent_as_texts_or_numbers() -> None:
     ):
         sent = bodies.label_array(labels)
         assert (sent.dtype.kind, sent.tolist()) == (kind, list(labels))
+    content = calls.feedback({"a": cast("int", np.int64(3)), "b": np.str_("cat")}).arguments["content"]
+    assert json.loads(content) == {"items": [{"id": "a", "label": 3}, {"id": "b", "label": "cat"}]}
     for missing in (None, pd.NA, float("nan")):
         with pytest.raises(
             TypeError, match=r"labels\[1\] is .*; a label is the name or the index of a class"
