@@ -23,8 +23,6 @@ from boxcal.app.registry.maintenance import count_tables
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
-DATABASE_SECONDS = 5
-
 
 def run(config: Path | None, *, as_json: bool) -> None:
     """Run every check and show its result; exit code 1 where one failed."""
@@ -75,12 +73,10 @@ def loaded(name: str, settings: Settings, lower: Any, upper: Any) -> str:
 def registry(settings: Settings) -> str:
     """Connect to the database; a SQLite file that does not exist is not created."""
     url = sqlalchemy.make_url(settings.registry_url)
-    if url.drivername == "postgresql":
-        url = url.set(drivername="postgresql+psycopg", query={"connect_timeout": str(DATABASE_SECONDS)})
     is_sqlite = url.get_backend_name() == "sqlite"
     if is_sqlite and not Path(url.database or "").exists():
         return f"{url} does not exist; it will be created"
-    return f"{url} answers and has {count_tables(sqlalchemy.create_engine(url))} tables"
+    return f"{url} answers and has {count_tables(settings.registry_url)} tables"
 
 
 def port(settings: Settings) -> str:

@@ -8,7 +8,7 @@ import getpass
 import os
 from collections.abc import Callable
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,7 +63,7 @@ def create(
             "--output",
             "-o",
             help="Write the key to this new file, which only you can read. If the file exists, nothing is "
-            "created.",
+            "created, and the document of --json is null.",
         ),
     ] = None,
     as_json: Json = False,
@@ -72,6 +72,8 @@ def create(
     if not 1 <= len(name) <= LONGEST_NAME:
         raise UsageError(f"the name of a key has 1 to {LONGEST_NAME} characters, got {len(name)}")
     if output is not None and output.exists():
+        if as_json:
+            write_json(None)
         messages().print(f"{escape(str(output))} exists; no key was created.", soft_wrap=True)
         return
     with _store() as store:
@@ -174,7 +176,10 @@ def _limits(record: KeyRecord) -> str:
 def _state(record: KeyRecord) -> str:
     if record.revoked_at is not None:
         return f"revoked {record.revoked_at:%F}"
-    return "valid" if record.expires_at is None else f"expires {record.expires_at:%F %H:%M}"
+    if record.expires_at is None:
+        return "valid"
+    verb = "expired" if record.expires_at <= datetime.now(UTC) else "expires"
+    return f"{verb} {record.expires_at:%F %H:%M}"
 
 
 def _document(record: KeyRecord) -> dict[str, object]:

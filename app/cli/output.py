@@ -8,6 +8,7 @@ the first line that it formats: `boxcal serve` starts without it.
 
 from __future__ import annotations
 
+import http
 import json
 import os
 import re
@@ -65,7 +66,13 @@ def write_json(document: Any) -> None:
     """Write the one document of a `--json` run."""
     text = json.dumps(document, ensure_ascii=False, allow_nan=False)
     # JSON lets the control characters above 127 pass, which terminals obey.
-    sys.stdout.write("".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text) + "\n")
+    sys.stdout.write("".join(one if one.isprintable() else _escaped(one) for one in text) + "\n")
+
+
+def _escaped(character: str) -> str:
+    """Write a character as JSON does, by the units of UTF-16: two above U+FFFF."""
+    units = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[place : place + 2].hex()}" for place in range(0, len(units), 2))
 
 
 @contextmanager
@@ -170,7 +177,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
         return f"{error.filename}: {error.strerror}", MISUSED
     for kind, code in _kinds():
         if isinstance(error, kind):
-            return " ".join(_with_service(error).split()), code
+            is_temporary = getattr(error, "status", None) == http.HTTPStatus.SERVICE_UNAVAILABLE
+            return " ".join(_with_service(error).split()), UNAVAILABLE if is_temporary else code
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import timedelta
 
-from sqlalchemy import Engine, func, inspect, null, select, update
+from sqlalchemy import func, inspect, null, select, update
 
 from boxcal.app.registry.database import Database, Leader, check_revision
 from boxcal.app.registry.tables import HEAD, PRUNED_PARTS, activations, backbones, calibrators, utc_now
@@ -58,18 +58,17 @@ def prune(
         return sorted(pruned.scalars())
 
 
-def count_tables(engine: Engine) -> int:
-    """Count the tables of a registry, which this release can read."""
-    with engine.connect() as connection:
-        check_revision(connection, engine.url.render_as_string())
+def count_tables(url: str) -> int:
+    """Count the tables of the registry at a URL, which this release can read; its waits are bounded."""
+    with closing(Database(url)) as database, database.engine.connect() as connection:
+        check_revision(connection, database.engine.url.render_as_string())
         return len(inspect(connection).get_table_names())
 
 
 def migrate(url: str) -> str:
     """Apply missing migrations to the registry at a URL, and return its revision."""
-    with closing(Database(url)) as database:
-        database.open()
-    return HEAD
+    with closing(Database(url)) as database, database.read() as connection:
+        return check_revision(connection, url) or HEAD
 
 
 def prune_and_compact(url: str, *, keep_versions: int, keep_days: float) -> list[int]:

@@ -50,6 +50,7 @@ def test_the_command_creates_lists_and_revokes(
     assert KEY.fullmatch(file.read_text().strip())
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert "no key was created" in boxcal("keys", "create", "x", "--scope", "admin", "-o", file).stderr
+    assert boxcal("keys", "create", "x", "--scope", "admin", "-o", file, "--json").stdout == "null\n"
     listed = boxcal("keys", "list", "--json").json
     assert [(key["name"], key["scopes"], key["per_minute"]) for key in listed] == [
         ("ci", ["fit", "read"], 9),
@@ -62,6 +63,9 @@ def test_the_command_creates_lists_and_revokes(
     table = boxcal("keys", "list").stdout
     assert "revoked" in table
     assert created.stdout.strip() not in table
+    boxcal("keys", "create", "over", "--scope", "read", "--expires-days", 0)
+    assert table.count("expires 2") == boxcal("keys", "list").stdout.count("expires 2") == 1
+    assert boxcal("keys", "list").stdout.count("expired 2") == 1
     unknown = boxcal("keys", "revoke", "0000")
     assert (unknown.code, "'0000'" in unknown.stderr) == (2, True)
     assert boxcal("keys", "create", "x", "--scope", "root").code == 2

@@ -2,6 +2,7 @@
 
 import socket
 import sqlite3
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,33 @@ def test_doctor_refuses_the_tables_that_serve_refuses(
     ok, found = checks(boxcal, 1)["registry"]
     assert not ok
     assert "is at revision '0008'; this release accepts '0012'" in found
+
+
+def test_a_database_that_does_not_answer_is_told_soon_and_is_no_misuse(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BOXCAL_DATABASE_URL", f"postgresql://boxcal@/boxcal?host={tmp_path}&port=8130")
+    assert f"{tmp_path}/.s.PGSQL.8130" in checks(boxcal, 1)["registry"][1]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("BOXCAL_DATABASE_URL", f"postgresql+psycopg://boxcal@{address}/boxcal")
+        began = time.monotonic()
+        assert "timeout expired" in checks(boxcal, 1)["registry"][1]
+        assert time.monotonic() - began < 60  # libpq waits for two minutes
+        for command in (("keys", "list"), ("migrate",), ("prune", "--keep-versions", "3")):
+            boxcal(*command).refuses("The registry does not answer: ", 3)
+    boxcal("keys", "list").refuses("The registry does not answer: ", 3)
+
+
+@pytest.mark.parametrize("revision", ["0012", "0013"])
+def test_migrate_names_the_revision_that_the_tables_have(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, revision: str
+) -> None:
+    monkeypatch.setenv("BOXCAL_DATABASE_URL", f"sqlite:///{tmp_path / 'registry.db'}")
+    assert boxcal("migrate").stdout == "The registry has the tables of revision 0012.\n"
+    with sqlite3.connect(tmp_path / "registry.db") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    assert boxcal("migrate").stdout == f"The registry has the tables of revision {revision}.\n"
 
 
 @pytest.mark.parametrize(

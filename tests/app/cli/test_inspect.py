@@ -262,6 +262,8 @@ def test_what_a_terminal_would_obey_is_shown_and_not_done(capsys: pytest.Capture
     write_json({"name": "a\x1b\x9bé"})
     shown = capsys.readouterr().out
     assert shown == '{"name": "a\\u001b\\u009bé"}\n'
+    write_json({"name": "a flag \U0001f3f4\U000e0067"})
+    assert capsys.readouterr().out == '{"name": "a flag \U0001f3f4\\udb40\\udc67"}\n'
     assert json.loads(shown) == {"name": "a\x1b\x9bé"}
 
 
