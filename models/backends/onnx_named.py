@@ -111,16 +111,21 @@ class NamedOnnxBackbone:
 
     def _probes(self) -> list[dict[str, NDArray[Any]]]:
         """Give batches of random inputs, of several sizes, to see what the outputs are."""
-        generator = np.random.default_rng(0)
-        probes = [self.inputs.batch(self.inputs.blank(1))]
-        for scale in SCALES if isinstance(self.inputs, RowInputs) else (1.0,):
-            rows = self.inputs.blank(PROBES)
-            if isinstance(self.inputs, RowInputs):
-                noise = np.round(generator.normal(size=rows.shape) * scale)
-                free = self.inputs.is_free
-                rows[:, free] = noise[:, free]
-            probes.append(self.inputs.batch(rows))
-        return probes
+        probes = [self.inputs.blank(1)]
+        if isinstance(self.inputs, RowInputs):
+            probes += np.split(random_rows(self.inputs, len(SCALES) * PROBES), len(SCALES))
+        else:
+            probes.append(self.inputs.blank(PROBES))
+        return [self.inputs.batch(rows) for rows in probes]
+
+
+def random_rows(inputs: RowInputs, count: int) -> NDArray[Any]:
+    """Give rows of features, large ones first, to see what a model returns; the same with each call."""
+    rows = inputs.blank(count)
+    scales = np.resize(np.repeat(SCALES[::-1], PROBES), count)[:, None]
+    noise = np.round(np.random.default_rng(0).normal(size=rows.shape) * scales)
+    rows[:, inputs.is_free] = noise[:, inputs.is_free]
+    return rows
 
 
 def is_named(entries: Sequence[Any]) -> bool:

@@ -32,9 +32,10 @@ from boxcal.models.backends.onnx_file import (
     class_labels,
     in_rows,
 )
-from boxcal.models.backends.onnx_named import inputs_of, is_named
+from boxcal.models.backends.onnx_named import PROBES, SCALES, inputs_of, is_named, random_rows
 from boxcal.models.backends.spec import ModelSpec, read_spec
 from boxcal.models.inputs.images import ImageClassification
+from boxcal.models.inputs.rows import RowInputs
 from boxcal.models.inputs.saved_configs import image_preprocessing, read_json
 from boxcal.models.inputs.texts import IDS, TextInputs
 from boxcal.models.loading.specifications import load_backbone
@@ -127,7 +128,10 @@ def _trial(
             _declare_tokens(inputs, path, declaration, notes)
         else:
             declaration["features"] = list(getattr(inputs, "names", ()))
-        return dict(inputs.batch(inputs.blank(batch_size_of(entries) or 2)))
+        count = batch_size_of(entries)
+        if isinstance(inputs, RowInputs):
+            return dict(inputs.batch(random_rows(inputs, count or len(SCALES) * PROBES)))
+        return dict(inputs.batch(inputs.blank(count or 2)))
     if len(entries) != 1 or entries[0].type not in DTYPES or len(entries[0].shape) != 4:
         found = ", ".join(f"{entry.name} {entry.type} {entry.shape}" for entry in entries)
         raise BackboneError(f"No trial run is known for these inputs: {found}.")

@@ -170,6 +170,16 @@ def test_what_lies_beside_a_text_model_is_read(
 def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
     multi_label = inspect_model(linear(tmp_path / "m.onnx", "Sigmoid", 3))
     assert any("multi-label model is refused" in note for note in multi_label.notes)
+    for operator in (
+        "Identity",
+        "Softmax",
+    ):  # the first has scores outside of 0 to 1 only for other rows than zeros
+        rows = inspect_model(linear(tmp_path / "rows.onnx", operator, 3))
+        assert not any("multi-label" in note for note in rows.notes)
+        assert rows.declaration["outputs"] == {"Identity": "logits", "Softmax": "probabilities"}[operator]
+    for operator, held in (("Identity", "logits"), ("Sigmoid", "probabilities")):
+        column = inspect_model(linear(tmp_path / "column.onnx", operator, 1)).declaration
+        assert (column["activation"], column["outputs"]) == ("sigmoid", held)
     image = inspect_model(write_onnx(tmp_path / "image.onnx"))
     assert any("suggestion, that of ImageNet" in note for note in image.notes)
     assert image.outputs[0].found == (1, 5)
