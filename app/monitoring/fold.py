@@ -162,6 +162,11 @@ class MonitorFold(StatefulFold):
         both.sums = self.accuracies[0].sums + self.accuracies[1].sums
         return both.result()
 
+    @property
+    def refit_in(self) -> int | None:
+        """How many labels the next refit waits for; None if none is to come."""
+        return self.loop.labels_to_refit if self._refits else None
+
     def to_bytes(self) -> bytes:
         """Write the whole state; `from_bytes` continues to the last bit."""
         arrays, active = self.state_dict(), asdict(self.active)
@@ -242,6 +247,7 @@ def document_of(fold: MonitorFold, classes: Sequence[str]) -> dict[str, Any]:
         "drift": {"alarm": fold.drift.alarm, "log_evidence": _finite(fold.drift.log_evidence)},
         "phase": fold.loop.phase.name.lower(),
         "challenger": fold.loop.challenger,
+        "refit_in": fold.refit_in,
         "acknowledged_at": fold.acknowledged_at,
     }
 

@@ -254,6 +254,8 @@ class Monitor:
             row = self._row(connection)
             seq, rows = self.log.position(connection)
             document: dict[str, Any] = {} if row is None else dict(row.document)
+            if not self.refits:
+                document["refit_in"] = None  # it may have been written while there were refits
             log = {"seq": seq, "rows": rows, "sources": self.log.sources(connection)}
             return {**document, "sentence": meaning_of(document), "log": log}
 

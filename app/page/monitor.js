@@ -94,8 +94,8 @@ class Monitor {
   }
 
   /** Draw the state if it has changed; the note, or the button of the same name, keeps the focus. */
-  drawState({ sentence, alarms, labels, phase, challenger, calibrator, acknowledged_at: acknowledged }) {
-    const drawn = JSON.stringify([sentence, phase, challenger, calibrator, acknowledged]);
+  drawState({ sentence, alarms, labels, phase, challenger, calibrator, acknowledged_at: acknowledged, refit_in: missing }) {
+    const drawn = JSON.stringify([sentence, phase, challenger, calibrator, acknowledged, missing]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     const alarm = alarms?.material.alarm ? "material" : alarms?.strict.alarm ? "strict" : null;
@@ -104,7 +104,7 @@ class Monitor {
       fitting: "Candidates of a refit are being fitted.",
       duel: `Version ${challenger} competes with it on the labels that arrive.`,
       proposed: `Version ${challenger} is better and is proposed.`,
-      watching: alarm === null ? "" : "A refit needs 1,000 labels since the change.",
+      watching: missing ? `The next refit needs ${count(missing)} more labels.` : "",
     }[phase];
     const proposed = phase === "proposed";
     const activate = () => this.act(`/calibrators/${challenger}/activate?expected=${calibrator.version}`);

@@ -134,6 +134,12 @@ class MonitorState(Document):
         "watching", description="What the refit loop waits for."
     )
     challenger: int | None = Field(None, description="The version in the duel, or proposed.", examples=[2])
+    refit_in: int | None = Field(
+        None,
+        description="Labels that the next refit waits for, if the change lasts; omitted without a strict "
+        "alarm, during a refit and with `BOXCAL_AUTO_REFIT=off`.",
+        examples=[360],
+    )
     acknowledged_at: str | None = Field(None, examples=["2026-11-22T03:00:00Z"])
     log: LogState
 

@@ -140,6 +140,14 @@ class RefitLoop(StatefulFold):
         return RefitRequest(self.champion, int(self.numbers[FIRST]), int(self.numbers[LAST]))
 
     @property
+    def labels_to_refit(self) -> int | None:
+        """How many labels the next refit waits for, if the change lasts; None without an alarm."""
+        if self.phase is not Phase.WATCHING or not self.test.alarms[0]:
+            return None
+        since = self.test.diagnosis().since
+        return max(0, self.fewest_labels - since, int(self.numbers[QUIET_UNTIL]) - self.seen)
+
+    @property
     def proposal(self) -> Proposal | None:
         """The activation that the loop waits for; answer by `activated` or `dismissed`."""
         if self.phase is not Phase.PROPOSED:

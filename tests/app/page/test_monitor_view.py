@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.app.monitoring.test_refits import until
-from tests.app.monitoring.traffic import folded, play, stream
+from tests.app.monitoring.traffic import client_of, folded, play, stream
 from tests.app.page.conftest import checked_page
 from tests.app.page.test_browser import serious
 from tests.app.running import Service, running
@@ -86,6 +86,22 @@ def test_a_proposed_version_is_activated(monitor: Page, client: httpx.Client) ->
     with monitor.expect_response("**/calibrators/0/activate?expected=0") as response:
         monitor.get_by_role("button", name="Activate v0").click()
     assert response.value.ok
+
+
+@pytest.mark.parametrize(
+    ("auto_refit", "next_step"), [("propose", "The next refit needs 300 more labels."), ("off", "")]
+)
+def test_the_labels_that_a_refit_needs_are_named_where_one_comes(
+    browser: Browser, tmp_path: Path, auto_refit: str, next_step: str
+) -> None:
+    with (
+        client_of(tmp_path, auto_refit=auto_refit) as client,
+        checked_page(browser, str(client.base_url)) as page,
+    ):
+        document = folded(client, play(client, *stream(700, 3.0, seed=1)))
+        page.goto(f"{client.base_url}/ui/#/monitor")
+        expect(page.locator(".signal")).to_have_text("▲ Alarm: material")
+        expect(page.locator(".lead")).to_have_text(f"{document['sentence']} {next_step}".strip())
 
 
 @pytest.mark.long
