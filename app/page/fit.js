@@ -96,7 +96,7 @@ class Fit {
 
   choose(file) {
     this.chosen = file;
-    this.go.disabled = false;
+    this.go.disabled = this.uploading;
     this.drop.classList.add("chosen");
     this.drop.firstChild.replaceChildren(
       h("b", {}, file.name),
@@ -113,18 +113,29 @@ class Fit {
       form.append("budget_seconds", this.budget.value);
     if (this.classMix.value) form.append("class_mix", this.classMix.value);
     form.append("file", this.chosen);
-    this.go.disabled = true;
+    this.go.disabled = this.uploading = this.resumed = true;
+    const signal = this.turn();
     this.progress("Uploading", 0);
+    let fit;
     try {
-      const fit = await upload("/fit", form, (share) =>
+      fit = await upload("/fit", form, (share) =>
         this.progress(share < 1 ? "Uploading" : "Checking", share),
       );
-      if (may("read")) await this.follow(fit.id);
-      else this.live.replaceChildren(h("p", { role: "status" }, `Fit ${fit.id} is queued.`));
     } catch (error) {
       this.fail(error);
     }
-    this.go.disabled = !this.chosen;
+    this.uploading = false;
+    this.go.disabled = form.get("file") === this.chosen;
+    if (fit && may("read")) await this.follow(fit.id, signal).catch((error) => this.fail(error));
+    else if (fit) this.live.replaceChildren(h("p", { role: "status" }, `Fit ${fit.id} is queued.`));
+    if (!signal.aborted) this.go.disabled = false; // otherwise another fit is shown
+  }
+
+  /** Begin to show another fit: the one shown before goes on unseen. Returns the signal that ends it. */
+  turn() {
+    this.shown?.abort();
+    this.shown = new AbortController();
+    return AbortSignal.any([this.shown.signal, this.stopper.signal]);
   }
 
   fail(error) {
@@ -140,8 +151,7 @@ class Fit {
   }
 
   /** Follow a fit by its events; open the stream again if the connection breaks before the fit has ended. */
-  async follow(id) {
-    const { signal } = this.stopper;
+  async follow(id, signal) {
     for (;;) {
       let last = null;
       try {
@@ -200,7 +210,7 @@ class Fit {
     const running = fits.find((fit) => UNFINISHED.includes(fit.state));
     if (running && !this.resumed) {
       this.resumed = true;
-      this.follow(running.id).catch((error) => this.fail(error));
+      this.follow(running.id, this.turn()).catch((error) => this.fail(error));
     }
     this.past.replaceChildren(fits.length ? fitTable(fits) : h("p", { class: "muted" }, "None yet."));
   }

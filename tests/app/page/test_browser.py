@@ -380,6 +380,37 @@ def test_a_fit_is_cancelled_and_a_reload_resumes_following(
     expect(page.locator(".live .problem")).to_contain_text("The fit has been cancelled.")
 
 
+def test_the_fit_shown_is_the_last_one_and_is_the_one_cancelled(
+    page: Page, page_url: str, validation_file: Path, small_file: Path, colleague: httpx.Client
+) -> None:
+    page.goto(f"{page_url}/ui/#/fit")
+    page.get_by_label("never: only report").check()
+    go, file = page.get_by_role("button", name="Fit", exact=True), page.locator("#data")
+    held: list[Route] = []
+    page.route("**/fit", lambda route: held.append(route), times=1)  # noqa: PLW0108 - a built-in has no attributes
+    file.set_input_files(validation_file)
+    page.locator("#method").select_option("ts+pb-mlp")
+    go.click()
+    expect(page.locator(".live .stage")).to_contain_text("Uploading")
+    file.set_input_files(small_file)
+    expect(go).to_be_disabled()  # one upload at a time
+    with page.expect_response("**/fit") as first:
+        held[0].continue_()
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    page.locator("#method").select_option("pb-mlp")
+    with page.expect_response("**/fit") as second:
+        go.click()
+    long, shown = (one.value.json()["id"] for one in (first, second))
+    for _ in range(10):
+        expect(page.locator(".live .stage span").first).to_have_text("pb-mlp: waiting")
+        page.wait_for_timeout(100)
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.locator(".live .problem")).to_contain_text("The fit has been cancelled.")
+    states = [colleague.get(f"/fits/{one}").json()["state"] for one in (long, shown)]
+    assert states == ["running", "cancelled"]
+    colleague.delete(f"/fits/{long}")
+
+
 @pytest.mark.parametrize("view", ["try", "monitor"])
 def test_nothing_is_asked_while_the_tab_is_hidden(page: Page, page_url: str, view: str) -> None:
     page.clock.install()
