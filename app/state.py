@@ -66,6 +66,7 @@ class ServedModel:
     feedback: FeedbackWriter
     monitor: Monitor
     pipeline: Pipeline
+    bounds: BoundsOption  # Of requests that set none
     stats: Stats
     v2: Models  # The model in the Open Inference Protocol
 
@@ -140,6 +141,7 @@ async def opened(
                 folds=leads,
             )
         )
+        bounds = BoundsOption(lower=entry.lower, upper=entry.upper)
         pipeline = await stack.enter_async_context(
             open_pipeline(
                 settings,
@@ -150,7 +152,7 @@ async def opened(
                 adjusted=monitoring.priors.adjusted,
                 solver=solver,
                 name=entry.name or backbone.name,
-                bounds=BoundsOption(lower=entry.lower, upper=entry.upper),
+                bounds=bounds,
                 turns=turns_of(backbone, entry.share, devices),
             )
         )
@@ -167,6 +169,7 @@ async def opened(
             feedback=monitoring.feedback,
             monitor=monitoring.monitor,
             pipeline=pipeline,
+            bounds=bounds,
             stats=await stack.enter_async_context(keep_reading(stats)),
             v2=Models(backbone, pipeline),
         )

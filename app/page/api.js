@@ -8,12 +8,25 @@ export function url(path) {
   return url;
 }
 
-export const { model } = sessionStorage;
+const { model } = sessionStorage;
+let shown;
 
 export function useModel(name) {
-  sessionStorage.model = name;
+  if (name) sessionStorage.model = name;
+  else delete sessionStorage.model;
   location.reload();
 }
+
+/** The models' active versions and the model shown; a chosen one that is gone is forgotten. */
+export async function ready(signal) {
+  const { models, model: first } = await get("/health/ready", signal);
+  if (model && !Object.hasOwn(models, model)) await new Promise(() => useModel(null));
+  return { models, name: (shown = model ?? first) };
+}
+
+/** Those of the model shown: without a name, the service lists all. */
+export const calibrators = async () =>
+  (await get(shown ? `/calibrators?model=${encodeURIComponent(shown)}` : "/calibrators")).calibrators;
 
 const KEY = "boxcal-api-key";
 let apiKey = sessionStorage.getItem(KEY);
@@ -32,9 +45,9 @@ const PATIENCE_MS = 10_000; // for the first answer
 
 /** Ask what the key permits; where the service requires no keys, everything is permitted. */
 export async function identify() {
-  const identity = await get("/whoami", AbortSignal.timeout(PATIENCE_MS));
+  const signal = AbortSignal.timeout(PATIENCE_MS);
+  const [identity] = await Promise.all([get("/whoami", signal), ready(signal).catch(() => null)]);
   scopes = new Set(identity.scopes);
-  return identity;
 }
 
 /** Whether the key has a scope. */

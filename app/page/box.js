@@ -78,7 +78,6 @@ export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 const OTHER = { lower: "upper", upper: "lower" };
 const VACUOUS = { lower: 0, upper: 1 };
-const STEP = 1e4; // relaxed bounds are rounded to 1 / STEP
 
 export class ChosenBounds {
   constructor() {
@@ -121,7 +120,7 @@ export class ChosenBounds {
     return { lower: each("lower"), upper: each("upper") };
   }
 
-  /** The option `bounds` of a request, in its shortest form; undefined if nothing is bounded. */
+  /** The option `bounds` of a request, in its shortest form; {} if nothing is bounded. */
   option(labels) {
     const written = ["lower", "upper"].flatMap((side) => {
       const own = this.own[side],
@@ -131,7 +130,7 @@ export class ChosenBounds {
         return [[side, Object.fromEntries([...own].map(([i, value]) => [labels[i], value]))]];
       return [[side, labels.map((_, i) => this.at(side, i))]];
     });
-    return written.length ? Object.fromEntries(written) : undefined;
+    return Object.fromEntries(written);
   }
 
   /** The bounds of such an option, which may be infeasible; null if it is not one. */
@@ -153,11 +152,12 @@ export class ChosenBounds {
 
   /** Make infeasible bounds feasible: every bound of a side moves by the same share of its distance to 0 or 1. */
   relax(side, K) {
-    const total = sum(this.box(K)[side]);
+    const total = sum(this.box(K)[side]),
+      steps = 10 ** (3 + Math.ceil(Math.log10(K)));
     const relaxed = (x) =>
       side === "upper"
-        ? Math.min(1, Math.ceil((x + ((1 - total) / (K - total)) * (1 - x)) * STEP) / STEP)
-        : Math.floor((x / total) * STEP) / STEP;
+        ? Math.min(1, Math.ceil((x + ((1 - total) / (K - total)) * (1 - x)) * steps) / steps)
+        : Math.floor((x / total) * steps) / steps;
     this.all[side] = relaxed(this.all[side]);
     for (const [i, x] of this.own[side]) this.own[side].set(i, relaxed(x));
   }

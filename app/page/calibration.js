@@ -1,6 +1,6 @@
 // Calibration: the versions on the left; the report of the chosen one on the right.
 
-import { get, may, post } from "./api.js";
+import { calibrators, get, may, post } from "./api.js";
 import { Compare } from "./compare.js";
 import { actions, ago, button, count, h, paragraph, problem, QUIET } from "./dom.js";
 import { reportCards } from "./report.js";
@@ -32,10 +32,10 @@ class Calibration {
   /** Read and show which versions there are and which is active; returns whether it could. */
   async load() {
     try {
-      const [list, history] = await Promise.all([get("/calibrators"), get("/activations")]);
+      const [records, history] = await Promise.all([calibrators(), get("/activations")]);
       const active = history.activations[0]?.version ?? 0;
       if (active !== this.active) this.said.replaceChildren(); // it was about another one
-      this.records = list.calibrators;
+      this.records = records;
       this.rollbackTo = history.rollback_to;
       this.active = active;
     } catch (error) {

@@ -128,10 +128,10 @@ class Fit {
     this.go.disabled = form.get("file") === this.chosen;
     if (fit && may("read")) await this.follow(fit.id, signal).catch((error) => this.fail(error));
     else if (fit) this.live.replaceChildren(h("p", { role: "status" }, `Fit ${fit.id} is queued.`));
-    if (!signal.aborted) this.go.disabled = false; // otherwise another fit is shown
+    if (!signal.aborted) this.go.disabled = false;
   }
 
-  /** Begin to show another fit: the one shown before goes on unseen. Returns the signal that ends it. */
+  /** Show another fit; returns the signal that ends this. */
   turn() {
     this.shown?.abort();
     this.shown = new AbortController();

@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { follow, get, hasKey, identify, may, model, useKey, useModel } from "./api.js";
+import { follow, get, hasKey, identify, may, ready, useKey, useModel } from "./api.js";
 import { actions, button, field, h, LINK, paragraph, problem, QUIET } from "./dom.js";
 
 const views = {
@@ -24,7 +24,12 @@ async function route() {
   if (location.hash === "#view") return;
   const permitted = Object.keys(views).filter((each) => may(NEEDED[each]));
   const view = permitted.includes(name) ? name : permitted[0];
-  if (!view) return;
+  if (!view) {
+    const links = [...document.querySelectorAll("nav a")];
+    const needs = links.map((link) => `${link.textContent} ${NEEDED[link.hash.slice(2)]}`);
+    const message = `The views need scopes: ${needs.join(", ")}.`;
+    return main.replaceChildren(problem({ title: "No view for this key", message }));
+  }
   if (name && name !== view) history.replaceState(null, "", `#/${view}`);
   let title;
   for (const link of document.querySelectorAll("nav a")) {
@@ -60,12 +65,13 @@ const lost = (why) => [h("span", { class: "dot bad", "aria-hidden": "true" }), h
 
 /** Show the active version, and tell the view when it changed. One cheap request every ten seconds; two if the version changed. */
 async function refreshStatus() {
+  if (declined) return;
   try {
-    const ready = await get("/health/ready");
-    const name = model || ready.model;
-    const version = ready.models[name];
-    const names = Object.keys(ready.models);
+    const { models, name } = await ready();
+    const version = models[name];
+    const names = Object.keys(models);
     if (shown === version) return;
+    if (shown === undefined && active !== undefined) dispatchEvent(new Event("boxcal:returned"));
     const { method } = may("read") ? await get(`/calibrators/${version}`) : {};
     if (active !== undefined && active !== version) dispatchEvent(new Event("boxcal:activated"));
     shown = active = version;
@@ -95,6 +101,7 @@ async function listen() {
   const { signal } = (listening = new AbortController());
   while (!signal.aborted) {
     refreshStatus(); // what happened without a stream
+    dispatchEvent(new Event("boxcal:returned"));
     try {
       await follow("/monitor/events", signal, (event) => {
         if (event.kind === "activated") refreshStatus();
@@ -113,10 +120,11 @@ function signOut() {
 }
 
 let asking = false;
+let declined = false;
 
-/** Show the sign-in form where the service asks for an API key. */
+/** Show the sign-in form where the service asks for an API key, until it is closed. */
 function signIn({ detail: problem }) {
-  if (asking) return;
+  if (asking || (declined && problem.status === 401)) return;
   asking = true;
   const input = h("input", { type: "password", id: "key", autocomplete: "off", required: true });
   const form = h(
@@ -135,9 +143,19 @@ function signIn({ detail: problem }) {
   dialog.addEventListener("close", () => {
     dialog.remove();
     asking = false;
+    if (problem.status === 401) refuse(problem);
   });
   document.body.append(dialog);
   dialog.showModal();
+}
+
+function refuse(problem) {
+  declined = true;
+  const again = () => {
+    declined = false;
+    signIn({ detail: problem });
+  };
+  status.replaceChildren(...lost(problem.title), button("Sign in", again, LINK));
 }
 
 addEventListener("hashchange", route);
@@ -154,12 +172,11 @@ async function start() {
       unknown = false;
     } catch (error) {
       const refused = error.status === 401 || error.status === 403;
-      const ask = () => signIn({ detail: error });
-      status.replaceChildren(...lost(error.title), refused ? button("Sign in", ask, LINK) : "");
+      status.replaceChildren(...lost(error.title));
       main.replaceChildren(
         problem(error, h("p", {}, refused ? "Sign in to use this page." : "This page asks again every two seconds.")),
       );
-      if (refused) return;
+      if (refused) return refuse(error);
       do await pause();
       while (document.hidden);
     }

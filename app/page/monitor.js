@@ -94,7 +94,8 @@ class Monitor {
   }
 
   /** Draw the state if it has changed; the note, or the button of the same name, keeps the focus. */
-  drawState({ sentence, alarms, labels, phase, challenger, calibrator, acknowledged_at: acknowledged, refit_in: missing }) {
+  drawState({ sentence, alarms, labels, phase, challenger, calibrator, ...more }) {
+    const { acknowledged_at: acknowledged, refit_in: missing } = more;
     const drawn = JSON.stringify([sentence, phase, challenger, calibrator, acknowledged, missing]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;

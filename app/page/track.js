@@ -10,7 +10,7 @@ export class Track {
   constructor({ index, label, axis, onSet }) {
     this.index = index;
     this.axis = axis;
-    this.onSet = onSet;
+    this.set = (side, part) => onSet(side, index, side === "upper" && part === 1 ? 1 : part * axis);
     const handle = (side) =>
       h("input", {
         type: "range",
@@ -19,7 +19,7 @@ export class Track {
         step: axis / STEPS,
         class: `handle ${side}`,
         "aria-label": `${side === "lower" ? "Lower" : "Upper"} bound of ${label}`,
-        oninput: (event) => onSet(side, index, Number(event.target.value)),
+        oninput: ({ target }) => this.set(side, Math.round((target.value / axis) * STEPS) / STEPS),
       });
     this.lower = handle("lower");
     this.upper = handle("upper");
@@ -96,10 +96,7 @@ export class Track {
     event.preventDefault();
     this[near].focus({ focusVisible: false });
     this.area.setPointerCapture(event.pointerId);
-    const move = (e) => {
-      const part = Math.round(at(e) * STEPS) / STEPS;
-      this.onSet(near, this.index, part === 1 ? 1 : part * this.axis); // the end of the axis means no upper bound
-    };
+    const move = (e) => this.set(near, Math.round(at(e) * STEPS) / STEPS);
     const end = () => {
       this.area.removeEventListener("pointermove", move);
       this.area.classList.remove("dragging");

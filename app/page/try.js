@@ -1,6 +1,6 @@
 // Try: softmax, calibrated and bounded probabilities of an image or of logits, with bounds to drag.
 
-import { command, get, may, submit } from "./api.js";
+import { calibrators, command, get, may, submit } from "./api.js";
 import { boxSoftmax, ChosenBounds, effectiveBox, softmax, sum } from "./box.js";
 import { actions, button, field, h, LINK, milliseconds, paragraph, percent, problem, QUIET } from "./dom.js";
 import { Input } from "./input.js";
@@ -98,11 +98,19 @@ class Try {
     this.stopper = new AbortController();
     this.input.listen(input, this.stopper.signal);
     addEventListener("boxcal:activated", () => this.activated(), this.stopper);
+    const renew = () => this.renew().catch((error) => this.explain(error));
+    addEventListener("boxcal:returned", renew, this.stopper);
     this.tracks = new Map();
   }
 
   async start() {
-    await Promise.all([this.loadCalibrators(), this.loadModel()]);
+    try {
+      await this.loadModel();
+    } catch (error) {
+      return this.explain(error, () => this.start());
+    }
+    this.input.offer(state.model);
+    await this.loadCalibrators();
     if (!this.flight && !this.answer) this.ask();
   }
 
@@ -118,13 +126,13 @@ class Try {
 
   async loadCalibrators() {
     try {
-      const { calibrators } = may("read") ? await get("/calibrators") : { calibrators: [] };
+      const records = may("read") ? await calibrators() : [];
       const named = (c) => (c ? (c.version ? `v${c.version} ${c.method}` : "v0 uncalibrated") : "");
-      const active = calibrators.find((c) => c.active);
+      const active = records.find((c) => c.active);
       this.active = active?.version;
       this.chooser.replaceChildren(
         h("option", { value: "active" }, ["active", named(active)].filter(Boolean).join(": ")),
-        ...calibrators.map((c) => h("option", { value: c.version }, named(c))),
+        ...records.map((c) => h("option", { value: c.version }, named(c))),
       );
       this.chooser.value = state.version;
     } catch (error) {
@@ -132,14 +140,22 @@ class Try {
     }
   }
 
+  /** Read the model; returns whether it is another one than before. */
   async loadModel() {
-    try {
-      state.model ??= await get("/model");
-    } catch (error) {
-      this.explain(error);
-      return;
-    }
+    const model = await get("/model");
+    const { labels, bounds } = model;
+    const known = (m) => JSON.stringify([m?.name, m?.labels, m?.bounds]);
+    if (known(model) === known(state.model)) return false;
+    const chosen = ChosenBounds.read(bounds, labels);
+    Object.assign(state, { model, version: "active", chosen, pinned: new Set(), invalid: null });
+    return true;
+  }
+
+  async renew() {
+    if (!(await this.loadModel())) return;
     this.input.offer(state.model);
+    this.loadCalibrators();
+    this.ask();
   }
 
   /** Ask the service for the unbounded answer, with what the browser needs to apply any bounds. */
@@ -155,8 +171,11 @@ class Try {
     this.trouble.replaceChildren();
     if (this.answer) this.mark("asking");
     try {
-      const answer = await submit(request(sent, { logits: true, explain: true, ...confirmation(chosenVersion()) }));
+      const options = { logits: true, explain: true, ...confirmation(chosenVersion(), {}) };
+      const answer = await submit(request(sent, options));
       if (this.stopper.signal.aborted || flight !== this.flight) return;
+      if (isOfOthers(answer)) await this.renew();
+      if (flight !== this.flight) return;
       this.flight = null;
       this.accept(answer, sent);
     } catch (error) {
@@ -207,7 +226,7 @@ class Try {
     if (state.version === "active" && this.active !== answer.calibrator.version) this.loadCalibrators();
     this.parts.hidden = this.request.hidden = false;
     this.build();
-    const bounded = state.chosen.option(labels) !== undefined; // the answer was asked for without bounds
+    const bounded = isBounded(state.chosen, labels); // the answer was asked for without bounds
     this.update(bounded ? "computed" : "confirmed");
     if (bounded || state.invalid !== null) this.check();
   }
@@ -231,7 +250,9 @@ class Try {
     const { labels, before, calibrated } = this.answer;
     this.tracks.clear();
     const shown = this.visible();
-    const largest = Math.max(...shown.flatMap((i) => [before[i], calibrated[i]]));
+    const { lower, upper } = state.chosen.box(labels.length);
+    const bounds = shown.flatMap((i) => [lower[i], upper[i]]).filter((bound) => bound < 1);
+    const largest = Math.max(...bounds, ...shown.flatMap((i) => [before[i], calibrated[i]]));
     const axis = AXES.findLast((end) => end >= 1.1 * largest) ?? 1;
     const column = (kind, text) => h("span", { class: "n" }, h("i", { class: `key ${kind}` }), text);
     const mark = (part) => h("i", {}, `${Number((100 * part * axis).toPrecision(3))}`);
@@ -309,7 +330,7 @@ class Try {
     this.say(now, feasible, low, high);
     const { sent } = this.answer,
       bounds = state.chosen.option(labels);
-    this.json.value = state.invalid ?? JSON.stringify(bounds ?? {}, null, 1);
+    this.json.value = state.invalid ?? JSON.stringify(bounds, null, 1);
     this.curl.textContent = command(request(sent, confirmation(chosenVersion(), bounds)), sent);
   }
 
@@ -353,6 +374,7 @@ class Try {
       const tooLow = high < 1;
       const relax = () => {
         state.chosen.relax(tooLow ? "upper" : "lower", K);
+        this.build();
         this.moved();
       };
       this.trouble.replaceChildren(
@@ -370,7 +392,7 @@ class Try {
         ),
       );
     }
-    const bounded = state.chosen.option(labels) !== undefined;
+    const bounded = isBounded(state.chosen, labels);
     this.sums.replaceChildren(
       ...(bounded
         ? [
@@ -440,6 +462,8 @@ class Try {
       const options = confirmation(calibrator.version, state.chosen.option(labels));
       const answer = await submit(request(sent, options));
       if (this.stopper.signal.aborted || flight !== this.confirming) return;
+      if (isOfOthers(answer)) await this.renew();
+      if (flight !== this.confirming) return;
       const exact = answer.predictions[0].probabilities;
       this.result.dataset.difference = Math.max(...exact.map((p, i) => Math.abs(p - this.now[i])));
       this.effective.relaxed = answer.bounds_relaxed;
@@ -459,4 +483,11 @@ class Try {
 }
 
 const chosenVersion = () => (state.version === "active" ? "active" : Number(state.version));
+const isBounded = (chosen, labels) => Object.keys(chosen.option(labels)).length > 0;
 const isFeasible = ({ lower, upper }) => sum(lower) <= 1 + 1e-9 && sum(upper) >= 1 - 1e-9;
+
+/** Whether an answer is of other classes than those shown. */
+function isOfOthers({ predictions: [{ label, probabilities: p }] }) {
+  const { labels } = state.model;
+  return p.length !== labels.length || p[labels.indexOf(label)] !== Math.max(...p);
+}

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 
 from boxcal.app.http.dependencies import OnlyDeclared, current_state, part_of_model
 from boxcal.app.http.problem_documents import problems
+from boxcal.app.predict.options import BoundsOption
 from boxcal.app.registry.tables import HEAD
 from boxcal.app.schemas.service import Example, Limits, MethodDescription, Methods, ModelDescription, Release
 from boxcal.app.settings import limits
@@ -31,9 +32,10 @@ RELEASE = Release(version=version("boxcal"), registry=HEAD, python=platform.pyth
 async def get_model(
     name: Annotated[str, part_of_model("name")],
     backbone: Annotated[Backbone, part_of_model("backbone")],
+    bounds: Annotated[BoundsOption, part_of_model("bounds")],
     state: Annotated[Any, Depends(current_state)],
 ) -> ModelDescription:
-    """Describe the model: labels, limits and accepted formats."""
+    """Describe the model: labels, default bounds, limits and accepted formats."""
     return ModelDescription(
         name=name,
         models=list(state.models),
@@ -41,6 +43,7 @@ async def get_model(
         labels=list(backbone.labels),
         inputs=backbone.inputs.kind,
         input_shape=list(backbone.input_shape),
+        bounds={"lower": bounds.lower, "upper": bounds.upper},
         formats=list(IMAGE_FORMATS) if backbone.preprocessing else [],
         device=str(backbone.device),
         limits=Limits(

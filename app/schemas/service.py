@@ -63,6 +63,10 @@ class ModelDescription(BaseModel):
         description="What `/predict` takes; `none` if there is no model."
     )
     input_shape: list[int] = Field(description="Shape of one preprocessed input.", examples=[[1, 8, 8]])
+    bounds: dict[Literal["lower", "upper"], Any] = Field(
+        description="Bounds of requests that set none, in the form of `options.bounds`.",
+        examples=[{"lower": 0, "upper": 1}],
+    )
     formats: list[str] = Field(
         description="Image media types; empty if the model takes no images.", examples=[["image/png"]]
     )

@@ -11,9 +11,11 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.access.conftest import Guarded, guarded
+from boxcal.app.http.scopes import Scope
+from tests.app.access.conftest import TESTER, Guarded, guarded
 from tests.app.answering import Quiet, answering
 from tests.app.page.conftest import checked_page
+from tests.app.waiting import until
 
 __all__ = ["guarded"]
 
@@ -118,3 +120,44 @@ def test_a_page_of_another_origin_changes_nothing(browser: Browser, page_url: st
         assert refused.count(403) >= 4
         assert set(refused) <= {403, 405}  # 405: the preflight of DELETE
         assert [http.get(path).json() for path in ("/activations", "/fits", "/audit")] == before
+
+
+def test_a_key_that_opens_no_view_is_told_which_scopes_the_views_need(
+    signed_out: Page, guarded: Guarded
+) -> None:
+    page = signed_out
+    page.goto(f"{guarded.url}/ui/")
+    sign_in(page, guarded.keys["activate"])
+    expect(page.locator("main")).to_have_text(
+        "No view for this key. The views need scopes: "
+        "Try predict, Calibration read, Fit fit, Monitor read, Service read."
+    )
+
+
+def status_of(guarded: Guarded, key: str) -> int:
+    return httpx.get(f"{guarded.url}/stats", headers={"Authorization": f"Bearer {key}"}).status_code
+
+
+def test_a_key_that_ends_is_asked_for_once(signed_out: Page, guarded: Guarded) -> None:
+    page = signed_out
+    record, key = guarded.store.create("ends", {Scope.READ}, TESTER)
+    until(lambda: status_of(guarded, key) == 200)
+    page.clock.install()
+    page.goto(f"{guarded.url}/ui/#/monitor")
+    sign_in(page, key)
+    expect(page.locator(".tile").first).to_be_visible()
+    guarded.store.revoke(record.id, TESTER)
+    until(lambda: status_of(guarded, key) == 401)
+    page.clock.run_for(5000)
+    expect(page.get_by_role("dialog")).to_contain_text("The API key is not valid")
+    page.get_by_role("button", name="Cancel").click()
+    for _ in range(3):
+        with page.expect_response("**/monitor"):
+            page.clock.run_for(5000)
+        page.wait_for_timeout(200)
+        expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator("main .problem")).to_contain_text("The API key is not valid")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("dialog")).to_contain_text("The API key is not valid")
+    sign_in(page, guarded.keys["read"])
+    expect(page.locator("#status")).to_contain_text("v0 uncalibrated")

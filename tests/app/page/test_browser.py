@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import httpx
@@ -16,6 +16,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect
 
+from boxcal.app.page.routes import assets
 from tests.app.page.conftest import Problems, checked_page, watched_page
 
 FIT_MS = 240_000
@@ -83,6 +84,44 @@ def test_a_bound_is_dragged_with_the_pointer_and_confirmed(page: Page, page_url:
     expect(page.locator(".sure")).to_be_visible()
     expect(page.locator(".headline")).to_contain_text("held by its upper bound")
     assert float(page.locator(".result").get_attribute("data-difference") or "nan") < 1e-9
+
+
+def test_the_keyboard_removes_an_upper_bound_and_moves_one_beyond_the_bars(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.get_by_text("Logits", exact=True).click()
+    page.get_by_label("Logits", exact=True).last.fill("0.1, 0, 0, 0, 0, 0, 0, 0, 0, 0")
+    expect(page.locator(".headline .label")).to_have_text("0")
+    page.get_by_text("Exact bounds as JSON").click()
+    area, upper = page.get_by_label("Bounds as JSON"), page.get_by_label("Upper bound of 0", exact=True)
+    expect(page.locator(".head .scale i").last).to_have_text("20")
+
+    def press(key: str, bounds: Any) -> None:
+        upper.press(key)
+        expect(page.locator(".sure")).to_be_visible()
+        assert json.loads(area.input_value()) == bounds
+
+    press("ArrowLeft", {"upper": {"0": 0.198}})
+    press("End", {})
+    write_bounds(page, '{"upper": {"0": 0.9}}')
+    press("ArrowLeft", {"upper": {"0": 0.89}})
+    press("End", {})
+
+
+@pytest.mark.parametrize(
+    ("classes", "lower", "relaxed"), [(10, 0.2, 0.1), (1000, 0.0015, 0.000999), (20_000, 0.001, 0.00005)]
+)
+def test_lower_bounds_are_lowered_to_100_percent_in_total(
+    page: Page, page_url: str, classes: int, lower: float, relaxed: float
+) -> None:
+    page.goto(f"{page_url}/ui/")
+    called = """async ([box, K, lower]) => {
+      const chosen = new (await import(box)).ChosenBounds();
+      chosen.set("lower", null, lower);
+      chosen.relax("lower", K);
+      return chosen.all.lower;
+    }"""
+    found = page.evaluate(called, [f"./{assets()[0]}/box.js", classes, lower])
+    assert found == pytest.approx(relaxed, rel=1e-3)
 
 
 def test_infeasible_bounds_are_explained_and_corrected_in_one_click(page: Page, page_url: str) -> None:
