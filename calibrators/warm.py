@@ -15,7 +15,6 @@ from boxcal.calibrators.fitting.api import fit_data
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from boxcal.calibrators.monitoring.champion_challenger import Duel
 from boxcal.calibrators.monitoring.drift import DriftTest, TrafficSample
-from boxcal.calibrators.monitoring.metrics import RunningMetrics
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from boxcal.calibrators.temperature_fast_path import warm_arrays
 
@@ -60,7 +59,6 @@ def warm_monitoring() -> None:
     confidences = test.observe(rows)
     test.update(rows, labels)
     Duel(CLASSES).update(rows, rows, labels)
-    RunningMetrics(CLASSES).update(rows, labels)
     DriftTest(np.empty(0)).update(confidences)
     TrafficSample().choose(np.arange(ROWS), np.arange(ROWS))
 

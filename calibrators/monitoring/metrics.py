@@ -13,7 +13,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from boxcal.calibrators.monitoring.state import Array, StatefulFold, check_rows
-from boxcal.calibrators.operator.compiling import compiled
 
 FLOOR = 1e-4
 """The NLL is of (1 - FLOOR) p + FLOOR / K, so that it is bounded."""
@@ -29,8 +28,8 @@ class StreamedMetrics:
     Attributes
     ----------
     nll, nll_low, nll_high
-        Mean floored NLL in nats, and an interval that covers its mean at all times with probability 0.95; it
-        is wide enough for all times, and follows a change slowly.
+        Mean floored NLL in nats, and an interval that covers at all times, with probability 0.95, the mean of
+        what was expected of each label so far: also after a change, which it follows slowly.
     ece, ece_if_calibrated
         Expected calibration error over 15 bins of equal width, and its mean under perfect calibration.
     """
@@ -48,8 +47,8 @@ class StreamedMetrics:
 class RunningMetrics(StatefulFold):
     """Folds rows (N, K) and labels (N,) into metrics.
 
-    The interval is the predictable-mixture empirical-Bernstein sequence of Waudby-Smith and Ramdas,
-    "Estimating means of bounded random variables by betting" (2024), theorem 2, for a loss scaled to [0, 1].
+    The interval is the empirical-Bernstein confidence sequence of Howard et al. (2021), theorem 4, for a loss
+    scaled to [0, 1]; it needs no mean that stays the same.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("sums", "bins")
@@ -57,7 +56,8 @@ class RunningMetrics(StatefulFold):
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
         self.largest_nll = -math.log(FLOOR / num_classes)
-        # count, errors, Brier, NLL, and the sequence of `_bernstein`
+        # count, errors, Brier, NLL; five of earlier versions, which read this state too; of losses scaled to
+        # [0, 1]: their sum, that of the squared deviations from the mean before each, and the count
         self.sums = np.zeros(12)
         self.sums[8] = 1.0
         self.bins = np.zeros((4, NUM_BINS))
@@ -73,7 +73,10 @@ class RunningMetrics(StatefulFold):
         self.sums[2] += (rows**2).sum() - 2.0 * rows[index, truth].sum() + len(truth)
         losses = -np.log((1.0 - FLOOR) * rows[index, truth] + FLOOR / self.num_classes)
         self.sums[3] += losses.sum()
-        _bernstein(losses / self.largest_nll, math.log(2.0 / ALPHA), self.sums[4:])
+        scaled = losses / self.largest_nll
+        before = 0.5 + self.sums[9] + np.cumsum(scaled) - scaled
+        means = before / (1.0 + self.sums[11] + index)
+        self.sums[9:] += (scaled.sum(), ((scaled - means) ** 2).sum(), len(truth))
         bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
         variance = confidence * (1.0 - confidence)
         for row, values in enumerate((np.ones(len(truth)), confidence, right, variance)):
@@ -86,45 +89,48 @@ class RunningMetrics(StatefulFold):
             return StreamedMetrics(0, *[math.nan] * 7)
         error_rate, brier, nll = (float(total / count) for total in self.sums[1:4])
         _, confidence, right, variance = self.bins
+        radius = self.largest_nll * deviation_bound(float(self.sums[10]), math.log(2.0 / ALPHA)) / count
         return StreamedMetrics(
             count,
             error_rate,
             brier,
             nll,
-            float(self.sums[7] * self.largest_nll),
-            float(self.sums[8] * self.largest_nll),
+            max(0.0, nll - radius),
+            min(self.largest_nll, nll + radius),
             float(np.abs(confidence - right).sum() / count),
             float(np.sqrt(2.0 * variance / math.pi).sum() / count),
         )
 
 
-@compiled
-def _bernstein(losses: Array, log_level: float, sequence: Array) -> None:
-    """Fold losses in [0, 1] into the interval, `sequence[3:5]`.
+MIXTURE = 2.0
+"""Squared deviations at which the boundary is tightest: those of some hundred to thousand labels."""
+MIXED = MIXTURE * math.log(MIXTURE) - math.lgamma(MIXTURE) - math.log1p(-(1.0 + MIXTURE) * math.exp(-MIXTURE))
+"""The last term is the incomplete gamma function of 2, whose series ends."""
 
-    It is not intersected with the earlier ones: the mean may have changed since.
 
-    `sequence` holds the sums of stakes, of stakes times losses and of penalties, the interval, the sums of
-    losses and of squared deviations, and the count.
+def deviation_bound(variance: float, log_level: float) -> float:
+    """Return what a sum of deviations from conditional means does not exceed at any time.
+
+    The gamma-exponential mixture of Howard, Ramdas, McAuliffe and Sekhon, "Time-uniform, nonparametric,
+    nonasymptotic confidence sequences" (2021), for losses in [0, 1]. `variance` is the sum of their squared
+    deviations from predictions; `log_level` is the logarithm of 1 / alpha.
     """
-    # With the mean m and the variance s^2 of the t - 1 losses before, begun with 1/2 and 1/4:
-    #   stake = min(1/2, sqrt(2 log(2 / alpha) / (s^2 t log(t + 1))))
-    #   centre = sum(stake x) / sum(stake)
-    #   radius = (log(2 / alpha) + sum((x - m)^2 (-log(1 - stake) - stake))) / sum(stake)
-    for n in range(losses.shape[0]):
-        seen = sequence[7]
-        mean = (0.5 + sequence[5]) / (seen + 1.0)
-        variance = (0.25 + sequence[6]) / (seen + 1.0)
-        stake = min(0.5, math.sqrt(2.0 * log_level / (variance * (seen + 1.0) * math.log(seen + 2.0))))
-        deviation = (losses[n] - mean) ** 2
-        sequence[0] += stake
-        sequence[1] += stake * losses[n]
-        sequence[2] += deviation * (-math.log1p(-stake) - stake)
-        sequence[5] += losses[n]
-        sequence[7] = seen + 1.0
-        sequence[6] += (losses[n] - (0.5 + sequence[5]) / (seen + 2.0)) ** 2
-        centre, radius = sequence[1] / sequence[0], (log_level + sequence[2]) / sequence[0]
-        sequence[3], sequence[4] = max(0.0, centre - radius), min(1.0, centre + radius)
+    shape = variance + MIXTURE
+    constant = MIXED + math.lgamma(shape) + variance
+
+    def log_mixture(deviation: float) -> float:
+        scale = shape + deviation
+        # The share of the gamma distribution above the scale, at most: Chernoff's bound, and one half.
+        above = math.exp(shape * math.log(scale / shape) - deviation)
+        return constant + deviation - shape * math.log(scale) + math.log(max(0.5, 1.0 - above))
+
+    low, high = 0.0, 1.0
+    while log_mixture(high) < log_level:
+        low, high = high, 2.0 * high
+    while high - low > 1e-9 * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if log_mixture(middle) < log_level else (low, middle)
+    return high
 
 
 FEWEST_LABELS = 50

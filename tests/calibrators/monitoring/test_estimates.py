@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special
 
 from boxcal.calibrators.evaluation.metrics import evaluate
 from boxcal.calibrators.monitoring.class_prior import estimate_class_prior, is_shifted
 from boxcal.calibrators.monitoring.drift import PER_SECOND, RESERVE, DriftTest, TrafficSample
-from boxcal.calibrators.monitoring.metrics import Accuracy, RunningMetrics
+from boxcal.calibrators.monitoring.metrics import Accuracy, RunningMetrics, deviation_bound
 from boxcal.calibrators.monitoring.state import Array
 from boxcal.calibrators.monitoring.stored_logits import pack, unpack
 from tests.calibrators.monitoring.streams import answers, drawn, normalised, shifted
@@ -32,19 +33,43 @@ def test_streamed_metrics_agree_with_those_of_the_whole() -> None:
     assert math.isnan(RunningMetrics(10).result().nll)
 
 
+def test_the_bound_of_the_nll_is_the_gamma_exponential_mixture() -> None:
+    """The supermartingale of Howard et al. (2021), with SciPy's incomplete gamma function, is 40 there."""
+    for variance in (0.3, 2.0, 30.0, 1000.0):
+        bound = deviation_bound(variance, math.log(40.0))
+        shape, scale = variance + 2.0, variance + 2.0 + bound
+        mixture = 2.0 * math.log(2.0) - math.log(special.gammainc(2.0, 2.0)) + special.gammaln(shape)
+        mixture += math.log(special.gammainc(shape, scale)) - shape * math.log(scale) + variance + bound
+        assert mixture == pytest.approx(math.log(40.0), abs=0.05)
+        assert mixture >= math.log(40.0)  # what stands for the function is a lower bound of it
+
+
 def test_the_interval_of_the_nll_covers_at_every_time() -> None:
-    """Of 100 streams at most 5 should ever miss; 11 or more have a probability below .02 at that rate."""
+    """Of 100 streams at most 5 should ever miss; 11 or more have a probability below .02 at that rate.
+
+    The answers become too confident after half of the labels, and what is covered is the mean so far.
+    """
     random = np.random.default_rng(1)
     population = answers(random, 2000)
-    floored = (1 - 1e-4) * population + 1e-4 / 10
-    truth = -(population * np.log(floored)).sum(1).mean()
-    missed = 0
+    later = population**2 / (population**2).sum(1, keepdims=True)
+    expected = [-(population * np.log((1 - 1e-4) * p + 1e-4 / 10)).sum(1).mean() for p in (population, later)]
+    missed, widths = 0, []
     for _ in range(100):
-        rows = population[random.integers(0, 2000, 1500)]
-        metrics = RunningMetrics(10)
-        metrics.update(rows, drawn(rows, random))
-        missed += not metrics.result().nll_low <= truth <= metrics.result().nll_high
+        rows = random.integers(0, 2000, 1500)
+        labels = drawn(population[rows], random)
+        metrics, ever = RunningMetrics(10), False
+        for first in range(0, 1500, 50):
+            chosen = (population if first < 750 else later)[rows[first : first + 50]]
+            metrics.update(chosen, labels[first : first + 50])
+            share = max(0, first + 50 - 750) / (first + 50)
+            truth = (1.0 - share) * expected[0] + share * expected[1]
+            found = metrics.result()
+            assert found.nll_low < found.nll < found.nll_high
+            ever |= not found.nll_low <= truth <= found.nll_high
+        missed += ever
+        widths.append(found.nll_high - found.nll_low)
     assert missed <= 10
+    assert np.mean(widths) < 0.33
 
 
 def test_ece_of_calibrated_answers_is_what_it_says_it_would_be() -> None:
