@@ -236,11 +236,17 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         order = self._order
         if names and set(getattr(logits, "columns", ())) == set(names):
             logits = logits[names]  # type: ignore[index, call-overload] # a DataFrame, by name
-        elif _names_of(logits):
+        elif columns := _names_of(logits):
             order = self._order_of(logits)
+            is_matched = order is not None or len(columns) == 1
+            if names and is_matched and len(columns) == self.n_features_in_:  # by other names than in `fit`
+                return self._calibrated_rows(check_array(np.asarray(logits), dtype=np.float64), order)
         if self.n_features_in_ == 1:
             logits = _two_dimensional(logits)
-        values = self._in_order(validate_data(self, logits, dtype=np.float64, reset=False), order)
+        return self._calibrated_rows(validate_data(self, logits, dtype=np.float64, reset=False), order)
+
+    def _calibrated_rows(self, rows: NDArray[np.float64], order: list[int] | None) -> CalibratedArrays:
+        values = self._in_order(rows, order)
         if self.scores == "auto" and (refusal := refusal_of_batch(values)):
             raise InvalidDataError(f"{_in_python(refusal)} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))

@@ -83,7 +83,7 @@ def run(
         return
     serious = [warning for warning in warnings if warning["severity"] == "serious"]
     show_warnings(serious)
-    screen().print(f"[bold]{escape(_verdict(document))}[/]", soft_wrap=True)
+    screen().print(f"[bold]{escape(_verdict(document, checked.units is not None))}[/]", soft_wrap=True)
     screen().print(f"{len(checked)} samples, {checked.num_classes} classes, {escape(name or 'uncalibrated')}")
     screen().print(table)
     show_warnings(warning for warning in warnings if warning not in serious)
@@ -99,15 +99,19 @@ def _classes(loaded: ArrayCalibrator | None, url: str | None) -> Sequence[str] |
     return None if loaded is None else loaded.classes
 
 
-def _verdict(document: dict[str, Any]) -> str:
+def _verdict(document: dict[str, Any], has_groups: bool) -> str:
     """Say in one sentence how well calibrated the model is, or whether to use the calibrator."""
     metrics = document["metrics"]
     if document["calibrator"] is None:
         found = metrics["smooth_ece"]
-        said = "is not calibrated" if found["p_value"] < SIGNIFICANT else "shows no error of calibration"
+        known, is_significant = f"p = {found['p_value']:.3f}", found["p_value"] < SIGNIFICANT
+        if is_significant and has_groups and found["low"] == 0:
+            is_significant = False
+            known += " if samples were independent; the interval, which counts groups, begins at 0"
+        said = "is not calibrated" if is_significant else "shows no error of calibration"
         return (
             f"The model {said}: smooth ECE {found['value']:.4f}, where perfect calibration shows "
-            f"{found['perfect']:.4f} (p = {found['p_value']:.3f})."
+            f"{found['perfect']:.4f} ({known})."
         )
     return sentence(document)
 

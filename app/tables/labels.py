@@ -120,7 +120,8 @@ def _decoded(labels: Array, first: int) -> Array:
 
 def _whole(values: Array, first: int) -> Indices:
     """Convert floats that are integers."""
-    wrong = ~(np.isfinite(values) & (np.abs(values) < EXACT) & (values == np.round(values)))
+    exact = values.astype(np.float64)  # EXACT is infinite in float16
+    wrong = ~(np.isfinite(exact) & (np.abs(exact) < EXACT) & (exact == np.round(exact)))
     if wrong.any():
         row = int(wrong.argmax())
         raise InvalidUpload(f"labels[{first + row}] is {values[row]}; class indices are integers.")

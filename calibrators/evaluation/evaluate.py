@@ -188,8 +188,8 @@ def judge(
     tell(1.0)
     estimates = {
         "error_rate": proportion_estimate(1 - scored.correct, scored.weights, scored.groups),
-        "nll": nll,
-        "brier": brier,
+        "nll": Estimate(nll.value, max(nll.low, 0.0), nll.high),
+        "brier": Estimate(brier.value, max(brier.low, 0.0), brier.high),
     }
     statistics = {name: estimate.value for name, estimate in estimates.items()}
     for metric in [*top_label, *whole]:
@@ -320,8 +320,8 @@ def _perfect_top_label(
 
 def _perfect(name: str, statistic: float, drawn: Vector, rng: np.random.Generator) -> Perfect:
     """Rank a statistic among draws under perfect calibration; ties fall at random, so the rank is uniform."""
-    ties = int((drawn == statistic).sum())
-    rank = 1 + int((drawn > statistic).sum()) + int(rng.integers(0, ties + 1))
+    tied = np.isclose(drawn, statistic, rtol=1e-12, atol=1e-12)  # sums in another order differ by rounding
+    rank = 1 + int((~tied & (drawn > statistic)).sum()) + int(rng.integers(0, tied.sum() + 1))
     total = len(drawn) + 1
     tail = 2 * min(rank, total + 1 - rank) if name in TWO_SIDED else rank
     p_value = min(1.0, tail / total) if math.isfinite(statistic) else 0.0

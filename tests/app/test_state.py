@@ -37,7 +37,7 @@ def parts_of_models(module: Any) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize(
     ("module", "count"),
-    [(access, 0), (fitting, 6), (health, 1), (monitoring, 11), (description, 2), (registry, 14)],
+    [(access, 0), (fitting, 6), (health, 1), (monitoring, 11), (description, 3), (registry, 14)],
 )
 def test_a_part_of_the_model_has_the_type_that_the_route_declares(module: Any, count: int) -> None:
     built = get_type_hints(ServedModel)

@@ -373,6 +373,23 @@ def test_columns_are_matched_with_the_classes_by_name(classes: list[Any], column
     assert of_array.predict_proba(named.iloc[:1].rename(columns=str)).shape == (1, 3)
 
 
+def test_columns_may_have_other_names_of_the_classes_than_in_the_fit() -> None:
+    logits, indices = drawn()
+    y = np.array(["ant", "bee", "cat"])[indices]
+    fitted = BoxCalibrator("ts").fit(
+        pd.DataFrame(logits, columns=["ant", "bee", "cat"])[["cat", "ant", "bee"]], y
+    )
+    expected = BoxCalibrator("ts").fit(logits, y).predict_proba(logits)
+    named = pd.DataFrame(logits, columns=["p_ant", "p_bee", "p_cat"])
+    assert np.abs(fitted.predict_proba(named[["p_bee", "p_cat", "p_ant"]]) - expected).max() < 1e-9
+    with pytest.raises(InvalidDataError, match="the classes are"):
+        fitted.predict_proba(named.rename(columns={"p_cat": "p_cow"}))
+    scores, answers = logits[:, 1] - logits[:, 0], np.where(indices == 1, "yes", "no")
+    of_no = BoxCalibrator("ts").fit(pd.DataFrame({"no": -scores}), answers)
+    turned = of_no.predict_proba(pd.DataFrame({"yes": scores}))
+    assert np.abs(turned - of_no.predict_proba(pd.DataFrame({"no": -scores}))).max() < 1e-9
+
+
 def test_boolean_columns_are_names() -> None:
     logits, indices = drawn(2)
     y = indices.astype(bool)

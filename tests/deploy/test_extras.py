@@ -186,7 +186,7 @@ def test_the_service_of_onnx_models_comes_without_what_its_extras_bring() -> Non
     assert {"pyarrow", "psycopg"} <= installs("serve")
     assert "pyarrow" in installs("tables") & installs("calibrators")
     assert "psycopg" in installs("postgres")
-    assert len(installs("onnx")) == 55
+    assert len(installs("onnx")) == 54
 
 
 @pytest.mark.parametrize("code", ["import boxcal; boxcal.fit", "import boxcal.app.server"])

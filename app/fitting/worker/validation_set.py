@@ -381,6 +381,9 @@ def _checked_labels(labels: Array, num_classes: int) -> Array:
 
 def _numbered(groups: Array) -> Array:
     """Replace the groups (N,), which may be numbers or texts, by numbers."""
+    if groups.dtype.kind == "f" and not np.isfinite(groups).all():
+        row = int(np.isfinite(groups).argmin())
+        raise InvalidUpload(f"{GROUPS}[{row}] is {groups[row]}; each sample needs a group.")
     names, numbers = np.unique(groups, return_inverse=True)
     if len(names) < MIN_GROUPS:
         raise InvalidUpload(

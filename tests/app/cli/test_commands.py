@@ -239,6 +239,23 @@ def test_evaluate_without_a_calibrator_says_what_chance_would_give(
     assert document["metrics"]["ece_width"]["p_value"] < 0.05  # four times as sure as it should be
 
 
+def test_evaluate_is_not_surer_than_its_groups(boxcal: Boxcal, tmp_path: Path) -> None:
+    """Labels of 100 groups, drawn from the softmax, once for the 6 rows of a group: exactly calibrated."""
+    random, saved = np.random.default_rng(1), tmp_path / "grouped.npz"
+    logits = np.repeat(random.normal(size=(100, 2)) * 1.5, 6, axis=0) + random.normal(size=(600, 2)) * 0.02
+    labels = np.repeat(random.random(100), 6) < 1.0 / (1.0 + np.exp(logits[:, 0] - logits[:, 1]))
+    groups = np.repeat(np.arange(100), 6)
+    np.savez(saved, logits=logits, labels=labels.astype(int), groups=groups)
+    found = boxcal("evaluate", saved, "--json").json["metrics"]["smooth_ece"]
+    assert found["p_value"] < 0.01
+    assert found["low"] == 0
+    shown = boxcal("evaluate", saved).stdout
+    assert "The model shows no error of calibration: smooth ECE 0.0670" in shown
+    assert "if samples were independent; the interval, which counts groups, begins at 0)" in shown
+    np.savez(saved, logits=logits, labels=labels.astype(int), groups=np.arange(600))
+    assert "The model is not calibrated: smooth ECE 0.0670" in boxcal("evaluate", saved).stdout
+
+
 @pytest.mark.parametrize("command", [("fit", "--method", "ts"), ("evaluate",), ("compare", "--method", "ts")])
 def test_labels_in_a_file_of_their_own_are_read_as_in_one(
     boxcal: Boxcal, validation_file: Path, tmp_path: Path, command: tuple[str, ...]

@@ -97,6 +97,7 @@ ARRAYS: dict[str, dict[str, Any]] = {
     "All samples belong to the group 'a'; a fit is judged on groups that it has not seen": {
         "groups": np.array(["a"] * 50)
     },
+    r"group\w*\[7\] is nan; each sample needs a group": {"groups": changed(np.arange(50.0), 7, np.nan)},
     r"`groups` must have the shape \(50,\), got \(3,\)": {"groups": np.arange(3)},
     r"sample_weight\[7\] is -1.0; weights are finite and not negative": {
         "sample_weight": changed(np.ones(50), 7, -1.0)

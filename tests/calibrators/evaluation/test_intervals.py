@@ -213,6 +213,24 @@ def test_the_value_under_perfect_calibration_is_eces_own_bias() -> None:
     assert judged.perfect["ece_width"].value == pytest.approx(np.mean(fresh), rel=0.1)
 
 
+def test_equal_losses_tie_though_their_sums_are_rounded() -> None:
+    """Half and half for all: the NLL of any labels is log 2, and its rank is drawn."""
+    labels = np.arange(100) % 2
+    drawn = [judge(outcomes(np.full((100, 2), 0.5), labels), seed=seed, draws=100) for seed in range(8)]
+    for name in ("nll", "brier"):
+        p_values = [one.perfect[name].p_value for one in drawn]
+        assert len(set(p_values)) > 4
+        assert np.mean(p_values) > 0.2
+
+
+def test_the_interval_of_a_loss_ends_at_0() -> None:
+    rows, labels = np.tile([1.0 - 1e-30, 1e-30], (100, 1)), np.zeros(100, int)
+    labels[0] = 1
+    nll = judge(outcomes(rows, labels)).estimates["nll"]
+    assert (round(nll.value, 2), nll.low) == (0.69, 0.0)
+    assert nll.high > 1.0
+
+
 def test_a_label_of_probability_zero_leaves_nll_without_interval() -> None:
     probabilities = np.array([[1.0, 0.0], [0.5, 0.5], [0.6, 0.4]])
     judged = judge(outcomes(probabilities, [1, 0, 1])).to_dict()
