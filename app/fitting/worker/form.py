@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from boxcal.app.fitting.fields import FitFields
+from boxcal.app.fitting.fields import FILES, FitFields
 from boxcal.app.http.forms import delimiter_of, parts
 from boxcal.app.http.problems import InvalidParameter, InvalidUpload, MalformedBody
 
-MAX_PARTS = 8
+MAX_PARTS = len(FitFields.model_fields) + len(FILES)
 MAX_FIELD_BYTES = 4096
 
 

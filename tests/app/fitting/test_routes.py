@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from boxcal.app.client import BoxcalClient
 from boxcal.calibrators import evaluate
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
@@ -301,6 +302,27 @@ def test_json_and_npy_parts_are_fitted_alike_and_scaled_with_a_warning(service: 
         assert [warning["code"] for warning in fit["warnings"]] == warnings
         nll.append(service.client.get(f"/calibrators/{fit['calibrator']}/report").json()["fit"]["nll"])
     assert nll[0] == pytest.approx(nll[1], rel=1e-6)
+
+
+def test_a_form_may_have_every_field_and_every_array(service: Service) -> None:
+    logits, labels = overconfident(60)
+    rows = [f"{','.join(map(str, row))},{label},{label},x" for row, label in zip(logits, labels, strict=True)]
+    table = "\n".join([f"{','.join('0123456789')},y,patient,note", *rows]).encode()
+    with BoxcalClient(service.url) as client:
+        of_table = client.fit(
+            table, method="ts", activate="never", budget_seconds=9, scores="logits", label="y",
+            group="patient", ignore=["note"], labels_as="index", class_mix="as_traffic",
+        )  # fmt: skip
+    service.client.delete(f"/fits/{of_table.id}")
+    fields = {"method": "ts", "activate": "never", "budget_seconds": "9", "scores": "logits"}
+    declared = {"labels_as": "index", "class_mix": "as_traffic"}
+    arrays = {"logits": logits, "labels": labels, "features": logits[:, :3], "groups": labels}
+    files = {name: (name, npy(array)) for name, array in (arrays | {"sample_weight": np.ones(60)}).items()}
+    of_arrays = service.client.post("/fit", data=fields | declared, files=files).json()
+    service.client.delete(f"/fits/{of_arrays.get('id')}")
+    assert (of_table.samples, of_arrays.get("samples")) == (60, 60), of_arrays
+    refused = service.client.post("/fit", **multipart(*[FILE] * 17)).json()
+    assert refused["detail"] == "The multipart body has more than 16 parts."
 
 
 def test_the_default_fit_improves_nll_and_both_calibration_errors(service: Service) -> None:
