@@ -15,7 +15,7 @@ from boxcal.app.cli.output import UsageError, escape, messages, naming, plain_ta
 from boxcal.app.cli.validation import unpacked
 
 if TYPE_CHECKING:
-    from boxcal.app.client import Feedback
+    from boxcal.app.client import BoxcalClient, Feedback
 
 ITEMS_PER_REQUEST = 1000
 COUNTS = ("accepted", "duplicates", "conflicts", "unknown", "expired", "malformed")
@@ -42,10 +42,8 @@ def feedback(
     """Send the true labels of earlier predictions to a service."""
     from boxcal.app.client import BoxcalClient
 
-    parts: list[Feedback] = []
     with BoxcalClient(url) as client:
-        for items in _parts(file):
-            parts.append(client.feedback(items))
+        parts = list(_sent(client, file))
     if not parts:
         raise UsageError(f"{file} has no rows")
     counts = {name: sum(getattr(part, name) for part in parts) for name in COUNTS}
@@ -58,6 +56,21 @@ def feedback(
     screen().print(table)
     for problem in [problem for part in parts for problem in part.problems][:5]:
         messages().print(escape(problem.detail))
+
+
+def _sent(client: BoxcalClient, path: Path) -> Iterator[Feedback]:
+    """Send the rows of a file, or the file itself where the packages that read tables are missing."""
+    from boxcal.app.client.calls import TABLES
+
+    try:
+        import boxcal.app.tables.label_rows  # noqa: F401
+    except ModuleNotFoundError:
+        if path.suffix.lower() not in TABLES:
+            raise
+        yield client.feedback(path)
+    else:
+        for items in _parts(path):
+            yield client.feedback(items)
 
 
 def _parts(path: Path) -> Iterator[list[Any]]:

@@ -25,8 +25,18 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-EXTRAS = {"pyarrow": "tables", "psycopg": "postgres"}
-"""Packages that are not in the extra `onnx` of the service, and the extras that bring them."""
+EXTRAS = {
+    "pyarrow": "tables",
+    "psycopg": "postgres",
+    **dict.fromkeys(("matplotlib", "numba", "orjson", "pydantic_settings"), "methods"),
+    **dict.fromkeys(("safetensors", "scipy", "threadpoolctl"), "methods"),
+    "sklearn": "calibrators",
+    **dict.fromkeys(("PIL", "fastapi", "fastapi_offline", "google", "httptools", "onnx"), "onnx"),
+    **dict.fromkeys(("onnxruntime", "prometheus_client", "sqlalchemy", "uvicorn", "uvloop"), "onnx"),
+}
+"""Packages, and the extras that bring them; any other is in `serve`."""
+ON_FILES = ("fit", "evaluate", "compare", "monitor", "feedback")
+"""Commands that need no more than the methods: those are in `calibrators`, and in `onnx` with the service."""
 
 Advance = Callable[[float, str], None]
 """Takes a fraction from 0 to 1 and the name of the present stage."""
@@ -172,6 +182,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
         return str(getattr(error, "format_message", error.__str__)()), getattr(error, "exit_code", MISUSED)
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("boxcal"):
         extra = EXTRAS.get(str(error.name).partition(".")[0], "serve")
+        if extra == "methods":
+            extra = "calibrators" if sys.argv[1:2] and sys.argv[1] in ON_FILES else "onnx"
         return f"this command needs the package {error.name}: pip install 'boxcal[{extra}]'", MISUSED
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}", MISUSED

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.array_ops import row_sum, softmax
 from boxcal.calibrators.data import as_array, check_labels, check_weights
 from boxcal.calibrators.errors import InvalidDataError
 from boxcal.calibrators.row_statistics import effective_samples
 from boxcal.calibrators.scores import BEYOND
 from boxcal.calibrators.threads import over_blocks
+
+if TYPE_CHECKING:  # the sentence of a report is also said where safetensors is not installed
+    from boxcal.calibrators.array_calibrator import ArrayCalibrator
 
 Matrix = NDArray[np.float64]
 Indices = NDArray[np.int64]

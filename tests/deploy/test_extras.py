@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from boxcal.app.cli import output
+from boxcal.app.client import BoxcalClient
 from boxcal.calibrators.method import reads_of_methods
 from boxcal.models import BackboneError
 from boxcal.models.backends.onnx_file import RUNTIMES, check_one_runtime, installed_runtimes
+from tests.app.fitting.validation_data import overconfident
+from tests.deploy import processes
 from tools import resolve
 
 ROOT = Path(__file__).parents[2]
@@ -197,10 +201,39 @@ def test_what_an_extra_does_not_bring_is_hidden(code: str) -> None:
 
 def test_a_command_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "v.npz").write_bytes(b"")
-    done = run("", COMMAND.format(arguments=["fit", str(tmp_path / "v.npz")]))
-    assert done.returncode == 2
-    assert "pip install 'boxcal[serve]'" in done.stderr
-    assert "Traceback" not in done.stderr
+    for command, extra in ((["fit", str(tmp_path / "v.npz")], "calibrators"), (["serve"], "onnx")):
+        done = run("", COMMAND.format(arguments=command))
+        assert done.returncode == 2
+        assert f"pip install 'boxcal[{extra}]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_service_is_asked_with_no_more_than_the_client(tmp_path: Path) -> None:
+    logits, labels = overconfident(60)
+    file, page, table = tmp_path / "v.npz", tmp_path / "r.html", tmp_path / "labels.csv"
+    np.savez(file, logits=logits, labels=labels)
+    with processes.service(tmp_path) as url:
+        with BoxcalClient(url) as client:
+            predictions = client.calibrate(np.eye(10), feedback=True).predictions
+        table.write_text("id,label\n" + "".join(f"{row.id},{n}\n" for n, row in enumerate(predictions)))
+        fit = ["fit", str(file), "--method", "ts", "--html", str(page), "--url", url]
+        send = ["feedback", str(table), "--url", url, "--json"]
+        done = run("", COMMANDS.format(commands=[fit, send]))
+        assert done.returncode == 0, done.stderr
+        assert '"accepted": 10,' in done.stdout
+        assert "judged on 60 samples" in done.stdout
+        assert page.read_text().startswith("<!doctype html>")
+        refused = run("", COMMAND.format(arguments=["evaluate", str(file), "--url", url]))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "pip install 'boxcal[calibrators]'" in refused.stderr
+
+
+def test_the_extras_that_commands_name_bring_the_packages() -> None:
+    distributions = installed()
+    for package, extra in output.EXTRAS.items():
+        for each in ("calibrators", "onnx") if extra == "methods" else (extra,):
+            brought = {normal(name).removesuffix("-gpu") for name in distributions[package]}
+            assert brought & installs(each), package
 
 
 def test_a_table_without_its_extra_says_what_to_install(tmp_path: Path) -> None:
