@@ -9,6 +9,7 @@ What one transaction adds to the feedback log: blocks of predictions, and labels
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -196,14 +197,14 @@ class LogTransaction:
 
     def _missing(self, label: Label) -> ItemProblem:
         """Say whether a prediction was deleted or never known."""
-        if ID.fullmatch(label.id) and time_of(label.id) < self._oldest_kept():
+        if ID.fullmatch(label.id) and time_of(label.id) <= self._oldest_kept():
             detail = f"Prediction {label.id} is older than the oldest one that is kept."
             return ItemProblem(label.index, label.id, "expired", detail)
         detail = f"No prediction has the id {label.id!r:.100}."
         return ItemProblem(label.index, label.id[:64], "unknown", detail)
 
     def _oldest_kept(self) -> float:
-        """Return when the oldest block kept was begun; 0 if none was ever deleted."""
+        """Return when the oldest block kept was begun, as may be one that was deleted; -inf if none was."""
         if self._oldest is None:
             blocks = feedback_blocks.c
             oldest = (
@@ -214,7 +215,7 @@ class LogTransaction:
             )
             row = self._connection.execute(oldest).one_or_none()
             began_later = row is not None and row.seq > row.row_count
-            self._oldest = time_of(row.id) if row is not None and began_later else 0.0
+            self._oldest = time_of(row.id) if row is not None and began_later else -math.inf
         return self._oldest
 
 

@@ -216,11 +216,14 @@ def shown(entries: Array) -> list[tuple[int, int | None]]:
     return list(zip(entries["seq"].tolist(), labels, strict=True))
 
 
-def test_the_oldest_predictions_are_deleted_and_their_ids_expire(data_dir: Path) -> None:
+@pytest.mark.parametrize("seconds_between", [1.0, 0.0])
+def test_the_oldest_predictions_are_deleted_and_their_ids_expire(
+    data_dir: Path, seconds_between: float
+) -> None:
     registry, log = opened(data_dir, 10)
     last = []
     for number in range(5):
-        block, ids = made(np.zeros((4, 3)), began=1000.0 + number)
+        block, ids = made(np.zeros((4, 3)), began=1000.0 + number * seconds_between)
         log.write([block], [])
         last.append(ids[3])
     with registry.database.read() as connection:
@@ -268,6 +271,18 @@ def test_what_is_too_much_to_keep_is_never_stored_and_expires(data_dir: Path) ->
         assert client.get("/monitor").json()["log"]["rows"] <= 32
         predictions = 'boxcal_feedback_total{result="predictions"} '
         assert f"{predictions}{len(ids):.1f}" in client.get("/metrics").text
+
+
+def test_all_ids_that_were_deleted_expire_though_two_blocks_began_at_once(data_dir: Path) -> None:
+    with (
+        running(data_dir, feedback_rows=2000) as service,
+        httpx.Client(base_url=service.url, timeout=100) as client,
+    ):
+        sent = [predicted(client, np.zeros((rows, 10))) for rows in (900, 900, 900, 600)]
+        answers = [give(client, [{"id": own, "label": 1} for own in ids]) for ids in sent]
+        assert [counts(answer) for answer in answers] == [
+            {"expired": 900}, {"accepted": 400, "expired": 500}, {"accepted": 900}, {"accepted": 600},
+        ]  # fmt: skip
 
 
 def test_predictions_that_were_stored_by_a_failed_attempt_are_not_stored_twice(data_dir: Path) -> None:
