@@ -212,8 +212,12 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             strings_can_be_null=False,
             decimal_point=decimal,
         )
-        file.seek(0)
-        found = _valid(pacsv.open_csv(file, reading, parsing, converting))
+        if len(start) < START_ROWS_BYTES:  # a thread that still reads from Python as it ends would abort it
+            table = pacsv.read_csv(pa.py_buffer(start), reading, parsing, converting)
+            found = _valid(iter(table.to_batches()))
+        else:
+            file.seek(0)
+            found = _valid(pacsv.open_csv(file, reading, parsing, converting))
         return (batch.replace_schema_metadata({DECIMAL: decimal}) for batch in found)
 
     def texts() -> dict[str, str]:

@@ -303,6 +303,18 @@ def test_feedback_sends_a_file_of_labels(boxcal: Boxcal, url: str, tmp_path: Pat
     assert ["duplicates", "10"] in [line.split() for line in shown.stdout.splitlines()]
 
 
+def test_feedback_of_a_small_table_is_read_without_a_thread_that_may_outlive_it(
+    boxcal: Boxcal, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python aborts where such a thread still reads from it as it ends."""
+    monkeypatch.setattr("pyarrow.csv.open_csv", None)
+    file = tmp_path / "labels.csv"
+    file.write_text("id,label\n")
+    boxcal("feedback", file, "--url", url).refuses("labels.csv has no rows")
+    file.write_text(f"id,label\n{'0' * 32},3\n")
+    assert boxcal("feedback", file, "--url", url, "--json").json["unknown"] == 1
+
+
 def test_feedback_sends_logits_of_another_model(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
     rows = [f'{name},"{[float(k == n) for k in range(10)]}",{n}' for n, name in enumerate(("one", "two"))]
     file = tmp_path / "labels.csv"
