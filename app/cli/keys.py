@@ -100,12 +100,15 @@ def create(
 @keys.command("list")
 def show(*, as_json: Json = False) -> None:
     """List all API keys, without their secrets."""
+    from boxcal.app.access.keys import ID_DIGITS
+
     with _store() as store:
         records = store.list()
     if as_json:
         write_json([_document(record) for record in records])
         return
     table = plain_table("id", "name", "scopes", "limits", "state", "last used (UTC)")
+    table.columns[0].no_wrap, table.columns[0].min_width = True, ID_DIGITS
     for record in records:
         used = record.last_used_at
         table.add_row(

@@ -17,6 +17,7 @@ from sqlalchemy import select
 
 from boxcal.app.access.access import FILE_NAME, LocalKeys
 from boxcal.app.access.keys import CurrentKeys, KeyRecord, KeyStore
+from boxcal.app.cli import output
 from boxcal.app.client import BoxcalClient, ForbiddenError, UnauthorizedError
 from boxcal.app.http.problems import NoApiKey
 from boxcal.app.http.scopes import Scope
@@ -62,6 +63,11 @@ def test_the_command_creates_lists_and_revokes(
     assert boxcal("keys", "revoke", listed[0]["id"]).code == 0
     table = boxcal("keys", "list").stdout
     assert "revoked" in table
+    for width in (80, 40):
+        monkeypatch.setattr(output.screen(), "width", width)
+        folded = boxcal("keys", "list").stdout.split()
+        assert [key["id"] for key in listed if key["id"] not in folded] == []
+    monkeypatch.setattr(output.screen(), "width", 100)
     assert created.stdout.strip() not in table
     boxcal("keys", "create", "over", "--scope", "read", "--expires-days", 0)
     assert table.count("expires 2") == boxcal("keys", "list").stdout.count("expires 2") == 1
