@@ -54,7 +54,7 @@ def test_links_are_valid(document: Path) -> None:
 
 
 def defined(folder: Path) -> set[str]:
-    """Names of the functions and classes of a folder, those of methods with their class."""
+    """Names of the functions, classes and variables of a folder, those of methods with their class."""
     names = set()
     for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -62,6 +62,8 @@ def defined(folder: Path) -> set[str]:
                 names |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, FUNCTIONS)}
             if isinstance(node, (ast.ClassDef, *FUNCTIONS)):
                 names.add(node.name)
+            if isinstance(node, ast.Assign):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
 
 
@@ -71,6 +73,7 @@ def test_files_and_methods_that_the_guides_name_exist(document: str) -> None:
     known = set().union(*(defined(ROOT / package) for package in PACKAGES))
     methods_named = set(re.findall(r"`([A-Z]\w+\.\w+)`", text))
     assert methods_named <= known
+    assert not {name for name in re.findall(r"`((?:[A-Z][a-z0-9]+){2,})[`(\[]", text) if name not in known}
     files = set(re.findall(r"`((?:[\w-]+/)+[\w-]+\.py)`", text))
     assert files
     assert not {name for name in files if not any((ROOT / part / name).exists() for part in ("", *PACKAGES))}
