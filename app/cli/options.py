@@ -113,8 +113,12 @@ def declared_of(
 
 
 def _class_names(typed: str) -> tuple[str, ...]:
-    if not os.path.isfile(typed):  # noqa: PTH113 - False for a list that is too long for a path
-        return tuple(typed.split(","))
+    from boxcal.app.cli.output import UsageError  # noqa: PLC0415 - as above
+    from boxcal.calibrators.class_columns import clean  # noqa: PLC0415 - as above
     from boxcal.models.backends.checks import read_lines  # noqa: PLC0415 - as above
 
-    return tuple(read_lines(Path(typed)))
+    is_file = os.path.isfile(typed)  # noqa: PTH113 - False for a list that is too long for a path
+    names = tuple(read_lines(Path(typed)) if is_file else typed.split(","))
+    if len(set(map(clean, names))) < len(names):
+        raise UsageError("--classes names a class twice")
+    return names

@@ -105,9 +105,12 @@ def write_npy(values: NDArray[Any]) -> list[bytes]:
 
 
 def read_rows(
-    rows: Any, num_classes: int, name: str = "logits", *, check_finite: bool = True
+    rows: Any, num_classes: int, name: str = "logits", *, check_finite: bool = True, of_model: bool = True
 ) -> NDArray[np.float64]:
-    """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`."""
+    """Read the rows of a JSON document as logits or probabilities (N, K); empties `rows`.
+
+    `of_model`: whether `num_classes` is that of a model, in place of the numbers of the first row.
+    """
     if not isinstance(rows, list):
         raise InvalidLogits(f"{name} is {_kind(rows)}; it must be a list of rows of {num_classes} numbers.")
     if not rows:
@@ -122,7 +125,7 @@ def read_rows(
             )
         if len(row) != num_classes:
             wanted = f"the model has {num_classes} classes"
-            wanted = f"features[0] has {num_classes}" if name == "features" else wanted
+            wanted = wanted if of_model and name != "features" else f"{name}[0] has {num_classes}"
             raise InvalidLogits(f"{name}[{position}] has {len(row)} numbers, but {wanted}.")
     values = np.empty((len(rows), num_classes))
     # Twice as fast as any numpy function that takes a list.

@@ -38,6 +38,10 @@ DECIMAL_COMMA = re.compile(
 )
 DECIMAL_POINT = re.compile(rb"\d\.\d")
 """The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
+NUMBER = re.compile(
+    r"\s*(-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity))?\s*", re.ASCII | re.IGNORECASE
+)
+"""What Arrow reads as a number, or as a gap."""
 DECIMAL = b"boxcal.decimal"
 """Where the batches of a CSV say, in their schema, how the numbers among its texts are written."""
 
@@ -120,6 +124,7 @@ def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
 
 
 def _is_number(kind: pa.DataType) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
     return bool(
         types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
     )
@@ -246,8 +251,6 @@ def _whole_rows(start: bytes) -> bytes:
 def _first_text(column: pa.ChunkedArray, decimal: str) -> str:
     """Return the first cell that is no number."""
     for cell in column.cast(pa.string()).to_pylist():
-        try:
-            float((cell or "0").replace(decimal, "."))
-        except ValueError:
+        if not NUMBER.fullmatch((cell or "").replace(decimal, ".")):
             return str(cell)
     return str(column[0])

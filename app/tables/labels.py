@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
 
 INDEX, NAME = "index", "name"
+CLASSES = "classes"
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,20 @@ def refuse_matrix(labels: Array) -> None:
     )
 
 
+def names_of(classes: Array) -> list[str]:
+    """Return the names that an array `classes` gives the columns of the scores."""
+    if classes.dtype.kind not in "iUS":
+        raise InvalidUpload(f"`{CLASSES}` must hold names or integers, got the dtype {classes.dtype}.")
+    if classes.ndim != 1:
+        raise InvalidUpload(f"`{CLASSES}` must have the shape (K,), got {classes.shape}.")
+    try:
+        return [
+            str(name) for name in (np.char.decode(classes, "utf-8") if classes.dtype.kind == "S" else classes)
+        ]
+    except UnicodeDecodeError as error:
+        raise InvalidUpload(f"`{CLASSES}` holds bytes that are not UTF-8: {error}.") from error
+
+
 def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list[int] | None:
     """Match the classes of a file with those known, by name.
 
@@ -159,11 +174,14 @@ def column_order(known: Sequence[str] | None, own: Sequence[str] | None) -> list
     of its columns; None where it names none. Returns for each known class the column of the file; None to
     take the columns as they are.
     """
-    if known is None or own is None or list(known) == list(own):
+    if own is None or (known is not None and list(known) == list(own)):
         return None
-    known, own = ([clean(name) for name in names] for names in (known, own))
+    own = [clean(name) for name in own]
     if len(set(own)) < len(own):
         raise InvalidUpload("`classes` names a class twice.")
+    if known is None:
+        return None
+    known = [clean(name) for name in known]
     position = {name: index for index, name in enumerate(own)}
     if missing := [name for name in known if name not in position]:
         extra = [name for name in own if name not in set(known)]

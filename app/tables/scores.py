@@ -17,6 +17,11 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64)
 
 
+def is_single(shape: tuple[int, ...]) -> bool:
+    """Whether scores (N,) or (N, 1) are those of the second of two classes."""
+    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
+
+
 def finite_rows(name: str, block: Array, first: int) -> tuple[Array, int]:
     """Convert rows of real numbers, and count those whose probabilities were scaled."""
     with np.errstate(over="ignore"):  # infinities of the conversion are found in its result

@@ -44,7 +44,7 @@ def arrays_of(
         if columns.group:
             found[GROUPS] = _groups(batch.column(columns.group), columns.group, first)
         if columns.weight:
-            found[SAMPLE_WEIGHT] = _weights(_with_points(batch, columns.weight), first)
+            found[SAMPLE_WEIGHT] = _weights(with_points(batch, columns.weight), first)
         yield found
         first += len(batch)
     if not first:
@@ -55,15 +55,13 @@ def scores_of_batch(batch: pa.RecordBatch, columns: Columns, first: int, width: 
     """Return the scores (n, K) of a batch of rows, the first of which has the number `first`."""
     if columns.is_list:
         name = columns.names[0]
-        column = _complete(_with_points(batch, name), name, first)
+        column = _complete(with_points(batch, name), name, first)
         may_be_single = columns.classes is None or len(columns.classes) == 2
         second = _single(column, name, first) if may_be_single and width in (0, 2) else None
         return lists_of(column, name, first, width) if second is None else two_columns(second, columns.kind)
     parts = []
     for name in columns.names:
-        column = batch.column(name)
-        if types.is_decimal(column.type):
-            column = pc.cast(column, pa.float64())
+        column = with_points(batch, name)
         if not (types.is_floating(column.type) or types.is_integer(column.type)):
             raise InvalidUpload(f"The column {name!r:.100} must hold numbers, got {column.type}.")
         parts.append(_complete(column, name, first).to_numpy(zero_copy_only=False))
@@ -79,7 +77,7 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, names: Sequence
         return np.asarray(_complete(column, names[0], first).to_numpy(zero_copy_only=False))
     rows = RowInputs(inputs.columns, names, has_missing=inputs.has_missing)
     columns = [
-        _feature(batch.column(name) if column.is_text else _with_points(batch, name), column, name, first)
+        _feature(batch.column(name) if column.is_text else with_points(batch, name), column, name, first)
         for column, name in zip(rows.by_feature, names, strict=True)
     ]
     return rows.of_columns(columns, first, FEATURES)
@@ -158,6 +156,8 @@ def distinct_labels(table: OpenTable, name: str) -> tuple[list[str], int]:
         values = label_values(batch.column(name), name, first)
         first += len(batch)
         found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
+    if not first:
+        raise InvalidUpload("The table has no rows.")
     return sorted(label_names(found)), first
 
 
@@ -224,9 +224,14 @@ def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
     return numbers
 
 
-def _with_points(batch: pa.RecordBatch, name: str) -> Any:
-    """Give a column that may hold numbers as texts, with a point where the file has a decimal comma."""
+def with_points(batch: pa.RecordBatch, name: str) -> Any:
+    """Give a column that may hold numbers as texts, with a point where the file has a decimal comma.
+
+    Decimals become floats by way of their texts: Arrow itself rounds some of them to a neighbour.
+    """
     column = _decoded(batch.column(name))
+    if types.is_decimal(column.type):
+        return pc.cast(pc.cast(column, pa.string()), pa.float64())
     if _is_text(column.type) and (batch.schema.metadata or {}).get(DECIMAL) == b",":
         column = pc.replace_substring_regex(column, WITH_COMMA, r"\1.\2")
     return column

@@ -34,9 +34,9 @@ from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
 from boxcal.app.tables.kinds import BOM, START_BYTES, foreign_archive
-from boxcal.app.tables.labels import check_shape, refuse_matrix
+from boxcal.app.tables.labels import CLASSES, check_shape, names_of, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples
-from boxcal.app.tables.scores import stored_dtype
+from boxcal.app.tables.scores import is_single, stored_dtype
 from boxcal.calibrators.errors import hint
 from boxcal.calibrators.scores import two_columns
 from boxcal.models import UnusableInput
@@ -101,7 +101,6 @@ def _directory_size(file: IO[bytes]) -> int:
     return size
 
 
-CLASSES = "classes"
 NAMES = (*SCORES, "labels", FEATURES, TEXTS, GROUPS, SAMPLE_WEIGHT, CLASSES)
 BLOCK_BYTES = 8 * 2**20
 MAX_MEMBERS = 1000
@@ -211,11 +210,6 @@ def check_rows(name: str, shape: tuple[int, ...], count: int, num_classes: int |
         raise InvalidUpload(f"`{name}` has no numbers in its rows; it needs one for each class.")
 
 
-def is_single(shape: tuple[int, ...]) -> bool:
-    """Whether scores (N,) or (N, 1) are those of the second of two classes."""
-    return len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)
-
-
 def _check_samples(inputs: ModelInputs, shape: tuple[int, ...], count: int) -> None:
     if inputs.member == TEXTS or any(column.is_text for column in inputs.columns):
         raise InvalidUpload(f"{inputs.model} reads strings; send JSON, CSV, Arrow or Parquet.")
@@ -240,7 +234,12 @@ def check_beside(shapes: Mapping[str, tuple[int, ...]], count: int) -> None:
 def _check_kind(name: str, dtype: np.dtype[Any]) -> None:
     """Refuse an array that does not hold what its name says."""
     if dtype.kind not in KINDS.get(name, "fiu") or not dtype.itemsize:
-        wanted = {"labels": "class indices or names", GROUPS: "numbers or texts"}.get(name, "real numbers")
+        others = {
+            "labels": "class indices or names",
+            GROUPS: "numbers or texts",
+            CLASSES: "names or integers",
+        }
+        wanted = others.get(name, "real numbers")
         raise InvalidUpload(f"`{name}` must hold {wanted}, got the dtype {dtype}.")
 
 
@@ -259,7 +258,7 @@ def keep_arrays(
         if one.dtype.kind == "U":
             _check_characters(name, one)
     refuse_matrix(arrays["labels"])
-    own = _names_of(arrays.pop(CLASSES)) if CLASSES in arrays else expected.declared.classes
+    own = names_of(arrays.pop(CLASSES)) if CLASSES in arrays else expected.declared.classes
     kind = member
     if inputs is None or member != inputs.member:
         kind = kind_of(member, expected.declared)
@@ -296,17 +295,6 @@ def _check_characters(name: str, texts: Array) -> None:
     codes = np.ascontiguousarray(texts).view(np.dtype(np.uint32).newbyteorder(texts.dtype.byteorder))
     if (highest := codes.max(initial=0)) > sys.maxunicode:
         raise InvalidUpload(f"`{name}` holds {highest:#x}, which is the number of no character in Unicode.")
-
-
-def _names_of(classes: Array) -> list[str]:
-    if classes.ndim != 1:
-        raise InvalidUpload(f"`{CLASSES}` must have the shape (K,), got {classes.shape}.")
-    try:
-        return [
-            str(name) for name in (np.char.decode(classes, "utf-8") if classes.dtype.kind == "S" else classes)
-        ]
-    except UnicodeDecodeError as error:
-        raise InvalidUpload(f"`{CLASSES}` holds bytes that are not UTF-8: {error}.") from error
 
 
 @contextmanager
@@ -384,7 +372,7 @@ def read_json(document: dict[str, Any], folder: Path, expected: Expected) -> Non
             else:
                 check_beside({name: (len(rows), width)}, count)
             check_size({name: 8 * len(rows) * width, "labels": 8 * count}, expected.max_bytes)
-            arrays[name] = read_rows(rows, width, name)
+            arrays[name] = read_rows(rows, width, name, of_model=classes is not None)
         elif name != "labels":
             arrays[name] = _beside(name, rows)
     arrays = {name: arrays[name] for name in members}
