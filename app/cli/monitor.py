@@ -34,22 +34,26 @@ from boxcal.app.monitoring.records import NONE, entries
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns, kind_of
 from boxcal.app.tables.kinds import START_BYTES, check_tables_package, no_kind, table_kind
 from boxcal.app.tables.labels import (
+    CLASSES,
     Declared,
     as_indices,
     check_shape,
+    column_order,
     label_names,
+    names_of,
     refuse_matrix,
 )
-from boxcal.app.tables.scores import check_kind, finite_rows
+from boxcal.app.tables.scores import check_kind, finite_rows, is_single
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.checks import check_known
+from boxcal.calibrators.errors import hint
 from boxcal.calibrators.monitoring.candidates import candidates, mean_nll
 from boxcal.calibrators.monitoring.decisions import DecisionKind, LoopDecision
 from boxcal.calibrators.monitoring.figure import Trace, draw
 from boxcal.calibrators.monitoring.refit_loop import INTERVAL
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.row_statistics import Sketch
-from boxcal.calibrators.scores import LOGITS, ScoreLook
+from boxcal.calibrators.scores import LOGITS, ScoreLook, two_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,21 +93,39 @@ def _npz(file: IO[bytes], declared: Declared, classes: Sequence[str] | None) -> 
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InvalidUpload(f"The file is no readable .npz: {error}.") from error
+    arrays = {name: one for name, one in arrays.items() if name not in declared.ignore}
     scores = [name for name in SCORES if name in arrays]
     label = next((name for name in ("labels", LABEL) if name in arrays), None)
     if len(scores) != 1 or label is None:
         shown = ", ".join(f"`{name:.50}`" for name in list(arrays)[:20]) or "no arrays"
         raise InvalidUpload(f"The .npz needs `labels`, and `logits` or `probabilities`; it holds {shown}.")
+    read = (scores[0], label, TIME, CLASSES)
+    if unread := next((name for name in arrays if name not in read), None):
+        leave_out = f"leave it out with ignore={unread:.100}."
+        raise InvalidUpload(
+            f"The .npz has an array {unread!r:.100}, which is not read{hint(unread, read, leave_out)}"
+        )
     rows = arrays[scores[0]]
-    if rows.ndim != 2 or rows.shape[1] < 2 or not len(rows) or rows.dtype.kind not in "fiu":
+    if rows.ndim not in {1, 2} or not rows.size or rows.dtype.kind not in "fiu":
         raise InvalidUpload(
             f"`{scores[0]}` must hold numbers (N, K), got {rows.dtype} of shape {rows.shape}."
         )
     check_shape(arrays[label].shape)
     refuse_matrix(arrays[label])
-    kind = kind_of(scores[0], declared)
-    classes = declared.classes if classes is None else tuple(classes)
-    return _log(rows, kind, arrays[label].ravel(), arrays.get(TIME), replace(declared, classes=classes))
+    kind, of_one = kind_of(scores[0], declared), is_single(rows.shape)
+    rows = two_columns(rows, kind) if of_one else rows
+    own = names_of(arrays[CLASSES]) if CLASSES in arrays else declared.classes
+    if own is not None and len(own) != rows.shape[1]:
+        raise InvalidUpload(
+            f"`{CLASSES}` names {len(own)} classes, and `{scores[0]}` has {rows.shape[1]} columns."
+        )
+    order, names = column_order(classes, own), own or classes
+    known = replace(declared, classes=None if names is None else tuple(names))
+    log = _log(rows, kind, arrays[label].ravel(), arrays.get(TIME), known, is_single=of_one)
+    if order is None:
+        return log
+    labels = np.where(log.labels == UNLABELLED, UNLABELLED, np.argsort(order)[log.labels])
+    return replace(log, logits=log.logits[:, order], labels=labels, classes=classes)
 
 
 def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
@@ -119,9 +141,10 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
 
         def names_of_labels(name: str) -> tuple[list[str], int]:
             batches = table.batches([name], (), BATCH_ROWS)
-            found = Counter(
-                str(cell) for batch in batches for cell in _cells(batch, name) if not _is_missing(cell)
-            )
+            cells = [cell for batch in batches for cell in _cells(batch, name)]
+            if not cells:
+                raise InvalidUpload("The table has no rows.")
+            found = Counter(str(cell) for cell in cells if not _is_missing(cell))
             names = label_names(set(found))
             # -1 stands for no label, but where the two classes are named -1 and 1.
             used = names if names == {"-1", "1"} else names - {"-1"}
@@ -184,7 +207,8 @@ def _indices(labels: Any, declared: Declared, num_classes: int) -> Array:
     """Turn labels (N,) into indices of classes; `UNLABELLED` where a cell is empty, NaN or -1."""
     classes = declared.classes
     cells = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    unknown = () if classes is not None and "-1" in classes else (-1, "-1")
+    has_minus_one = classes is not None and "-1" in label_names(classes)
+    unknown = () if has_minus_one else {cell for cell in {*cells} if label_names({str(cell)}) == {"-1"}}
     known = np.array([not (_is_missing(cell) or cell in unknown) for cell in cells])
     if not known.any():
         return np.full(len(cells), UNLABELLED)

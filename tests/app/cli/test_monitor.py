@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from boxcal.calibrators import Calibrator, fit
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
 from tests.app.cli.conftest import Boxcal
 from tests.app.tables.sets import arrow, softmax
@@ -131,6 +132,47 @@ def test_minus_one_is_a_class_where_the_other_is_one(boxcal: Boxcal, tmp_path: P
     assert found["metrics"]["error_rate"] == pytest.approx((np.sign(score) != label).mean(), abs=0.01)
 
 
+def test_a_label_of_minus_one_may_have_decimals(boxcal: Boxcal, tmp_path: Path) -> None:
+    """As pandas writes a column of floats whose gaps were filled."""
+    (tmp_path / "log.csv").write_text("0,1,label\n" + "2.5,-2.0,0.0\n-2.5,2.0,1.0\n1.0,-0.5,-1.0\n" * 20)
+    found = boxcal("monitor", tmp_path / "log.csv", "--json").json
+    assert (found["predictions"], found["labels"]) == (60, 40)
+
+
+def test_columns_of_arrays_are_matched_with_the_classes(boxcal: Boxcal, tmp_path: Path) -> None:
+    """Named by the array `classes` or the option; an index counts the columns of the file."""
+    names, order, labels = np.array(["ant", "bee", "cat"]), [2, 0, 1], np.arange(60) % 3
+    saved, path = tmp_path / "saved.safetensors", tmp_path / "log.npz"
+    saved.write_bytes(replace(ArrayCalibrator.uncalibrated(3), classes=list(names)).to_bytes())
+    scores, own = 3.0 * np.eye(3)[labels][:, order], names[order]
+    indices = np.where(labels == 0, -1, np.argsort(order)[labels])
+    for known, count in ((names[labels], 60), (indices, 40)):
+        np.savez(path, logits=scores, labels=known, classes=own)
+        for options in ((), ("--calibrator", saved)):
+            found = boxcal("monitor", path, *options, "--json").json
+            assert found["labels"] == count
+            assert found["metrics"]["nll"] == pytest.approx(0.0949, abs=0.001)
+    np.savez(path, logits=scores, labels=names[labels])
+    declared = ("--classes", "cat,ant,bee", "--calibrator", saved)
+    found = boxcal("monitor", path, *declared, "--json").json
+    assert found["metrics"]["nll"] == pytest.approx(0.0949, abs=0.001)
+    boxcal("monitor", path, "--classes", "cat,ant,cat").refuses("--classes names a class twice")
+    np.savez(path, logits=scores, labels=names[labels], classes=np.array(["x", "y", "z"]))
+    boxcal("monitor", path, "--calibrator", saved).refuses(
+        "the file has no class 'ant', 'bee', 'cat', but has 'x', 'y', 'z'."
+    )
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_one_column_of_arrays_is_the_second_class(
+    boxcal: Boxcal, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    labels, path = np.arange(60) % 2, tmp_path / "log.npz"
+    np.savez(path, logits=np.where(labels, 3.0, -3.0).reshape(shape), labels=labels, note=labels)
+    found = boxcal("monitor", path, "--ignore", "note", "--json").json
+    assert found["metrics"]["nll"] == pytest.approx(0.0486, abs=0.001)
+
+
 def test_refits_are_replayed(boxcal: Boxcal, log: Path) -> None:
     found = boxcal("monitor", log, "--json", "--refit").json
     kinds = [one["kind"] for one in found["decisions"]]
@@ -178,12 +220,27 @@ def test_a_calibrator_its_data_and_a_plot(boxcal: Boxcal, log: Path, tmp_path: P
         ({"logits": [[0.0, 9.0]], "label": [2]}, "labels[0] is 2; class indices go from 0 to 1, and -1"),
         ({"logits": [[0.0, 9.0]], "label": [0.5]}, "labels[0] is 0.5; class indices are integers"),
         ({"logits": [[0.0, np.nan]], "label": [0]}, "logits[0, 1] is nan; every value must be finite"),
-        ({"logits": [0.0, 1.0], "label": [0, 1]}, "must hold numbers (N, K), got float64 of shape (2,)"),
+        (
+            {"logits": [[[0.0, 1.0]]], "label": [0]},
+            "must hold numbers (N, K), got float64 of shape (1, 1, 2)",
+        ),
         ({"logits": [[0.2, 0.8]] * 9, "labels": [0] * 9}, "The scores look like probabilities"),
         ({"probabilities": [[0.5, 0.6]], "label": [0]}, "probabilities[0] sums to 1.1; the probabilities"),
         ({"logits": [[0.0, 9.0]], "label": [0, 1]}, "`logits` has 1 rows, but `labels` has 2 values"),
         ({"logits": [[0.0, 9.0]], "label": [[0, 1]]}, "which looks like a one-hot encoding"),
         ({"logits": [[0.0, 9.0]], "label": ["cat"]}, "labels[0] is 'cat', the class names are not known"),
+        (
+            {"logits": [[0.0, 9.0]], "label": [0], "foo": [0]},
+            "log.npz: The .npz has an array 'foo', which is not read; leave it out with --ignore foo.",
+        ),
+        ({"logits": [[0.0, 9.0]], "label": [0], "sample_weight": [0]}, "an array 'sample_weight', which is"),
+        ({"logits": [[0.0, 9.0]], "label": [0], "tme": [0]}, "not read; did you mean 'time'? Leave it out"),
+        ({"logits": [[0.0, 9.0]], "label": [0], "classes": ["a", "a"]}, "`classes` names a class twice."),
+        ({"logits": [[0.0, 9.0]], "label": [0], "classes": ["a"]}, "names 1 classes, and `logits` has 2"),
+        (
+            {"logits": [[0.0, 9.0]], "label": [0], "classes": [0.0, 1.0]},
+            "`classes` must hold names or integers, got the dtype float64.",
+        ),
         ({"logits": [[0.0, 9.0]], "label": [0], "time": [np.nan]}, "time[0] is missing"),
         (
             {"logits": [[0.0, 9.0]], "label": [0], "time": ["noon"]},
@@ -212,6 +269,7 @@ def test_what_is_no_log_is_refused(
         ("log.csv", "id,label\n".encode("utf-16"), "it is text in UTF-16; save it in UTF-8."),
         ("log.csv.gz", gzip.compress(b"a,label\n" * 99)[:-9], "log.csv.gz: The file is no readable .gz: "),
         ("log.csv", b"logits,label\n", "has no rows"),
+        ("log.csv", b"cat,dog,label\n", "log.csv: The table has no rows."),
         ("log.csv", b"cat,dog,label\n0,1,1\n", "The table needs a column `logits` or `probabilities`, or"),
         ("log.csv", b"logits,label\nzero,1\n", "logits[0] is 'zero'; it is a number"),
         (
