@@ -51,6 +51,7 @@ from boxcal.app.schemas.monitoring import (
     RefitDecisions,
 )
 from boxcal.app.settings import limits
+from boxcal.calibrators.class_columns import clean
 from boxcal.calibrators.monitoring.stored_logits import pack
 from boxcal.calibrators.scores import integer_of
 
@@ -197,8 +198,10 @@ def _item(index: int, item: Any, labels: Labels, *, hints: bool) -> Label:
 
 
 def _label(value: Any, labels: Labels, *, hints: bool) -> int:
-    if isinstance(value, str) and value in labels.index:
-        return labels.index[value]
+    if isinstance(value, str):
+        for name in (value, clean(value)):
+            if name in labels.index:
+                return labels.index[name]
     number = integer_of(value) if isinstance(value, str) else value
     if number is None and isinstance(value, str):
         hint = labels.hint(value) if hints else ""

@@ -9,7 +9,8 @@ bytes for each number of a list before it writes one. The `json` of Python raise
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,8 @@ from pyarrow import types
 
 from boxcal.app.http.problems import MalformedBody, UploadTooLarge
 from boxcal.app.tables.formats import OpenTable
+from boxcal.app.tables.values import with_points
+from boxcal.calibrators.class_columns import clean
 
 COLUMNS = ("id", "label", "propensity", "source", "key", "logits")
 ROWS_AT_ONCE = 1000
@@ -29,9 +32,15 @@ MAX_CELL_BYTES = 2**19
 
 
 def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
-    _check_columns(table)
+    names = [clean(name) for name in table.names]
+    _check_columns(table, names)
     first = 1
-    for batch in table.batches(table.names, (), ROWS_AT_ONCE):
+    for read in table.batches(table.names, (), ROWS_AT_ONCE):
+        columns = [
+            with_points(read, name) if clean(name) == "propensity" else read.column(name)
+            for name in table.names
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, names)
         step = max(1, BYTES_AT_ONCE // max(1, _longest_row(batch, first)))
         for start in range(0, len(batch), step):
             for row in batch.slice(start, step).to_pylist():
@@ -76,8 +85,8 @@ def _lengths(column: Any) -> Any:
 def _typed(item: dict[str, Any]) -> dict[str, Any]:
     """Convert the texts of a row of CSV; what is no number stays, for the service to name."""
     with suppress(ValueError, RecursionError):
-        if "propensity" in item:
-            item["propensity"] = float(item["propensity"])
+        if "propensity" in item and not math.isinf(propensity := float(item["propensity"])):
+            item["propensity"] = propensity
         if "logits" in item:
             item["logits"] = json.loads(item["logits"], parse_constant=_refuse)
     return item
@@ -87,10 +96,10 @@ def _refuse(constant: str) -> float:
     raise ValueError(constant)
 
 
-def _check_columns(table: OpenTable) -> None:
-    found = set(table.names)
+def _check_columns(table: OpenTable, names: Sequence[str]) -> None:
+    found = set(names)
     is_complete = "label" in found and ("id" in found or {"key", "logits"} <= found)
-    if not is_complete or len(found) < len(table.names) or not found <= set(COLUMNS):
+    if not is_complete or len(found) < len(names) or not found <= set(COLUMNS):
         raise MalformedBody(
             f"The table has the columns {table.names!r:.200}; it needs label and id (or key and logits), and "
             "may have propensity and source."
@@ -104,5 +113,5 @@ def _check_columns(table: OpenTable) -> None:
             "label": is_text or types.is_integer(kind) or types.is_floating(kind),
             "propensity": types.is_integer(kind) or types.is_floating(kind),
         }
-        if not (is_right.get(field.name, is_text) or types.is_null(kind)):
+        if not (is_right.get(clean(field.name), is_text) or types.is_null(kind)):
             raise MalformedBody(f"The column `{field.name}` has the type {field.type!s:.100}.")

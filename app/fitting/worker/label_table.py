@@ -74,7 +74,7 @@ def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
 
 
 def _written(row: dict[str, Any]) -> bytes:
-    """Write a row as JSON, with null for numbers that are not finite."""
+    """Write a row as JSON, with null for NaN and texts for infinite numbers, which the service names."""
     try:
         text = TO_JSON.encode(row)
     except ValueError:
@@ -85,4 +85,6 @@ def _written(row: dict[str, Any]) -> bytes:
 def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)

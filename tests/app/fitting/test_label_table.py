@@ -61,7 +61,23 @@ TABLES: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
     ),
     "not finite": (
         parquet_of({"key": ["x"], "label": [2], "propensity": [NAN], "logits": [[1.5, -INF, NAN]]}),
-        [{"key": "x", "label": 2, "propensity": None, "logits": [1.5, None, None]}],
+        [{"key": "x", "label": 2, "propensity": None, "logits": [1.5, "-inf", None]}],
+    ),
+    "an infinite propensity": (
+        parquet_of({"id": ["a"], "label": [2], "propensity": [INF]}),
+        [{"id": "a", "label": 2, "propensity": "inf"}],
+    ),
+    "CSV, an infinite propensity": (
+        b"id,label,propensity\na,1,inf\nb,1,nan\n",
+        [{"id": "a", "label": "1", "propensity": "inf"}, {"id": "b", "label": "1", "propensity": None}],
+    ),
+    "CSV with decimal commas": (
+        b"id; label; propensity\na;dog;0,5\nb;cat; 1\n",
+        [{"id": "a", "label": "dog", "propensity": 0.5}, {"id": "b", "label": "cat", "propensity": 1.0}],
+    ),
+    "Parquet with spaces": (
+        parquet_of({" id": ["a"], "label ": [1], "propensity ": [0.5]}),
+        [{"id": "a", "label": 1, "propensity": 0.5}],
     ),
 }
 for cell in ("[NaN]", "[1e400, Infinity]", "[" * 5000, "[" + "1" * 5000 + "]"):

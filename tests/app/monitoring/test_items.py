@@ -35,6 +35,11 @@ def test_labels_are_names_or_indices() -> None:
     assert problems == []
 
 
+def test_space_around_a_label_is_none_of_its_name() -> None:
+    ((found,), problems) = read_items([{"id": ID, "label": " dog"}], LABELS)
+    assert (found.label, problems) == (1, [])
+
+
 def test_logits_are_kept_relative_to_the_largest() -> None:
     (one,), _ = read_items([{"logits": [1.5 + 1e6, 1e6, 2.5 + 1e6], "key": "a", "label": 0}], LABELS)
     assert one.logits is not None
@@ -57,6 +62,7 @@ def test_logits_are_kept_relative_to_the_largest() -> None:
         ({"id": ID, "label": 1, "propensity": 0}, "propensity is 0; it is a probability of at least 1e-06"),
         ({"id": ID, "label": 1, "propensity": 9.9e-7}, "propensity is 9.9e-07; it is a probability of at"),
         ({"id": ID, "label": 1, "propensity": float("nan")}, "propensity is nan"),
+        ({"id": ID, "label": 1, "propensity": "inf"}, "propensity is 'inf'; it is a probability of at least"),
         ({"id": ID, "label": 1, "source": "a\x00b"}, "source is"),
         ({"id": ID, "label": 1, "sauce": "a"}, "there is no member 'sauce'"),
         ({"key": "a", "logits": [1, 2], "label": 1}, "logits must be a list of 3 numbers"),
