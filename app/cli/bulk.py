@@ -171,6 +171,12 @@ class RowFile:
                 f"The rows have {values.shape[1]} numbers, the model has {self._backbone.num_classes} "
                 f"classes. Without a model, set BOXCAL_MODEL=logits:{values.shape[1]}, or name a calibrator."
             )
+        if (wrong := np.argwhere(~np.isfinite(values))).size:
+            row, column = map(int, wrong[0])
+            raise InvalidUpload(
+                f"{self._columns.kind}[{first + row}, {column}] is {values[row, column]}, of the class "
+                f"{self._backbone.labels[column]!r:.100}; every value must be finite."
+            )
         return logits_of(values, self._columns.kind, first)[0]
 
 

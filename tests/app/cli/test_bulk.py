@@ -242,7 +242,14 @@ WRONG = [[np.nan if row == 12 else score for score in scores] for row, scores in
             pa.table({"logits": [[1.0, 2.0, 3.0, 4.0]]}),
             r"in.parquet: The rows .* set BOXCAL_MODEL=logits:4, or name a cal",
         ),
-        (pa.table({"logits": WRONG}), r"from row 10 on: .* in row 2 "),
+        (
+            pa.table({"logits": WRONG}),
+            r"in.parquet: logits\[12, 0\] is nan, of the class '0'; every value must be finite",
+        ),
+        (
+            {"probabilities": np.where(np.arange(150).reshape(50, 3) == 37, np.nan, SHARES)},
+            r"in.npz: probabilities\[12, 1\] is nan, of the class '1'; every value must be finite",
+        ),
     ],
 )
 def test_scores_that_are_none_are_refused(content: Any, message: str, tmp_path: Path) -> None:
