@@ -125,9 +125,9 @@ def weak(count: int, classes: int, signal: float, offset: float, seed: int) -> S
     ("classes", "signal", "offset", "accuracy"),
     [
         (3, 0.25, 0.0, 0.42),
-        (3, 0.5, 0.0, 0.49),
+        pytest.param(3, 0.5, 0.0, 0.49, marks=pytest.mark.long),
         (2, 1.0, 3.0, 0.54),
-        (2, 2.0, 0.0, 0.92),
+        pytest.param(2, 2.0, 0.0, 0.92, marks=pytest.mark.long),
         (3, 2.5, 0.0, 0.94),
     ],
 )

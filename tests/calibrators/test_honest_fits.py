@@ -132,6 +132,7 @@ def test_few_events_correct_a_model_that_expects_many(seed: int, few: int) -> No
     assert scores(result.calibrator, *test)[0] < 0.04
 
 
+@pytest.mark.long
 def test_few_events_hardly_change_a_model_that_expects_them() -> None:
     """One event where five are expected is chance in one of 25 cases, but looks like more: a warning."""
     rng = np.random.default_rng(0)

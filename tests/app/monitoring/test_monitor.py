@@ -100,7 +100,10 @@ class Missing(Received):
         self.end_headers()
 
 
-def test_the_secret_path_of_a_webhook_is_not_logged(data_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_secret_path_of_a_webhook_is_not_logged(
+    data_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("boxcal.app.monitoring.webhook.ATTEMPTS", 1)
     with answering(Missing) as url:
         secret = f"{url.replace('//', '//user:password@')}/services/T000/SECRET?token=abc"
         with client_of(data_dir, alarm_webhook=secret, alarm_secret=SECRET) as client:
