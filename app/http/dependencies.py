@@ -112,12 +112,12 @@ async def current_model(
 
 def check_repeats(request: Request, lists: Collection[str] = ()) -> None:
     """Refuse several different values of a query parameter that is none of `lists`."""
-    for name in request.query_params:
-        values = dict.fromkeys(request.query_params.getlist(name))
-        if len(values) > 1 and name not in lists:
+    first: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if first.setdefault(name, value) != value and name not in lists:
             raise InvalidParameter(
-                f"The query string has several values of {name!r:.100}: {', '.join(map(repr, values)):.200}; "
-                "give one."
+                f"The query string has several values of {name!r:.100}: {first[name]!r:.100}, "
+                f"{value!r:.100}; give one."
             )
 
 
