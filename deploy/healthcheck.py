@@ -38,6 +38,14 @@ def address() -> str:
     return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
 
 
+def name(port: int) -> str:
+    """Return the host of the request: an address, which the service accepts whatever its names."""
+    host = address()
+    if host.startswith(UNIX):
+        return "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def connect(port: int) -> socket.socket:
     """Connect to the socket or the port of the service, with TLS where it serves it."""
     if (host := address()).startswith(UNIX):
@@ -54,11 +62,11 @@ def main() -> int:
     asked = "/health/ready"
     try:
         port = int(setting("port") or 8000)
-        where = address() if address().startswith(UNIX) else f"{address()}:{port}"
+        where = address() if address().startswith(UNIX) else name(port)
         asked = f"{'https' if setting('tls_cert') else 'http'}://{where}{asked}"
         request = http.client.HTTPConnection("localhost", timeout=SECONDS)
         request.sock = connect(port)
-        request.request("GET", "/health/ready")
+        request.request("GET", "/health/ready", headers={"Host": name(port)})
         answer = request.getresponse()
         if answer.status == http.client.OK:
             return 0

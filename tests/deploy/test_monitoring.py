@@ -174,6 +174,7 @@ def test_the_health_check_tells_a_ready_service_from_none(service: str, tmp_path
 def test_the_addresses_of_ipv6_are_served_and_checked(tmp_path: Path, host: str, workers: str) -> None:
     grpc_port = str(free_port())
     settings = {"host": host, "workers": workers, "grpc_port": grpc_port, "allow_anonymous": "1"}
+    settings["allowed_hosts"] = "api.example.org"
     with Service(tmp_path / "data", model="logits:3", **settings) as service:
         port = service.url.rsplit(":", 1)[1]
         names = ["[::1]"] if host == "::1" else ["127.0.0.1", "[::1]"]
@@ -182,13 +183,16 @@ def test_the_addresses_of_ipv6_are_served_and_checked(tmp_path: Path, host: str,
             with grpc.insecure_channel(f"{name}:{grpc_port}") as channel:
                 grpc.channel_ready_future(channel).result(timeout=10)
         assert probe(BOXCAL_HOST=host, BOXCAL_PORT=port).returncode == 0
+        nobody = probe(BOXCAL_HOST="::1", BOXCAL_PORT=str(free_port()))
+        assert "http://[::1]:" in nobody.stderr
         assert f"gRPC on [{host}]:{grpc_port}" in service.log()
 
 
 def test_a_unix_socket_is_checked(tmp_path: Path) -> None:
     """The service has no port then; after its end nobody accepts from the socket."""
     path = tmp_path / "boxcal.sock"
-    settings = {"BOXCAL_HOST": f"unix:{path}", "BOXCAL_MODEL": "logits:3"}
+    names = {"BOXCAL_ALLOWED_HOSTS": "api.example.org"}
+    settings = {"BOXCAL_HOST": f"unix:{path}", "BOXCAL_MODEL": "logits:3", **names}
     program = "from boxcal.app.cli import main; main()"
     command = [sys.executable, "-c", program, "serve", "--data-dir", str(tmp_path / "data")]
     with running(command, tmp_path / "log", **settings) as service:
