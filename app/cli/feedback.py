@@ -77,14 +77,14 @@ def _parts(path: Path) -> Iterator[list[Any]]:
     """Yield the items of a file, some at a time."""
     from boxcal.app.tables.formats import open_table, readable
     from boxcal.app.tables.kinds import START_BYTES, table_kind
-    from boxcal.app.tables.label_rows import label_rows
+    from boxcal.app.tables.label_rows import finite, label_rows
 
     part: list[Any] = []
     with naming(path), unpacked(path) as plain, plain.open("rb") as file:
         kind = table_kind(file.peek(START_BYTES)) or "csv"
         with readable(kind):
             for row in label_rows(open_table(file, kind)):
-                part.append(row)
+                part.append(finite(row))
                 if len(part) == ITEMS_PER_REQUEST:
                     yield part
                     part = []

@@ -157,6 +157,11 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
             label_values=names_of_labels,
             texts=table.texts,
         )
+        if columns.weight is not None:
+            raise InvalidUpload(
+                f"The table has a column {columns.weight!r:.100}, which is not read; leave it out with "
+                f"ignore={columns.weight:.100}."
+            )
         read = [*columns.names, label, *([TIME] if has_times else ())]
         numbers = () if columns.is_list else columns.names
         for batch in table.batches(read, numbers, BATCH_ROWS):

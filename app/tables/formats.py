@@ -5,6 +5,8 @@ A batch is decompressed before it is counted; the memory limit of the worker pro
 
 from __future__ import annotations
 
+import io
+import os
 import re
 import zlib
 from collections import Counter
@@ -25,6 +27,7 @@ from pyarrow import ipc, types
 from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import MAX_COLUMNS
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.kinds import BOM, DELIMITERS
 
 START_ROWS_BYTES = 2**20
@@ -120,6 +123,7 @@ def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
     def texts() -> dict[str, str]:
         return {field.name: f"the type {field.type}" for field in schema if not _is_number(field.type)}
 
+    schema = pa.schema([field.with_type(_without_views(field.type)) for field in schema])
     return OpenTable(list(schema.names), schema, rows, batches, texts)
 
 
@@ -134,7 +138,24 @@ def _valid(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if len(batch):
             batch.validate(full=True)
-            yield batch
+            columns = [_plain(column) for column in batch.columns]
+            yield pa.RecordBatch.from_arrays(columns, batch.schema.names, metadata=batch.schema.metadata)
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _without_views(kind.value_type), kind.ordered)
+    return pa.large_string() if types.is_string_view(kind) else kind
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Give views of texts, which Polars writes, as texts: Arrow itself has few functions for views."""
+    kind = _without_views(column.type)
+    if kind == column.type:
+        return column
+    if not types.is_dictionary(kind):
+        return column.cast(kind)
+    return pa.DictionaryArray.from_arrays(column.indices, column.dictionary.cast(kind.value_type))
 
 
 def _open_records(file: IO[bytes]) -> OpenTable:
@@ -217,12 +238,12 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             strings_can_be_null=False,
             decimal_point=decimal,
         )
-        if len(start) < START_ROWS_BYTES:  # a thread that still reads from Python as it ends would abort it
+        if len(start) < START_ROWS_BYTES:
             table = pacsv.read_csv(pa.py_buffer(start), reading, parsing, converting)
             found = _valid(iter(table.to_batches()))
         else:
             file.seek(0)
-            found = _valid(pacsv.open_csv(file, reading, parsing, converting))
+            found = _valid(pacsv.open_csv(_native(file), reading, parsing, converting))
         return (batch.replace_schema_metadata({DECIMAL: decimal}) for batch in found)
 
     def texts() -> dict[str, str]:
@@ -235,6 +256,14 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
         return {name: f"{_first_text(first.column(name), decimal)!r:.50}" for name in found}
 
     return OpenTable(list(names), None, None, batches, texts)
+
+
+def _native(file: IO[bytes]) -> Any:
+    """Let Arrow open a file itself: its thread that reads ahead from Python aborts it where it ends."""
+    raw = file.raw if isinstance(file, io.BufferedReader) else file
+    if isinstance(raw, FilePart):
+        return pa.OSFile(os.fsencode(raw.path)).get_stream(raw.start, raw.length)
+    return pa.OSFile(os.fsencode(raw.name)) if isinstance(raw, io.FileIO) else file
 
 
 def _whole_rows(start: bytes) -> bytes:

@@ -21,7 +21,7 @@ from pyarrow import types
 
 from boxcal.app.http.problems import MalformedBody, UploadTooLarge
 from boxcal.app.tables.formats import OpenTable
-from boxcal.app.tables.values import with_points
+from boxcal.app.tables.values import is_text, with_points, without_decimals
 from boxcal.calibrators.class_columns import clean
 
 COLUMNS = ("id", "label", "propensity", "source", "key", "logits")
@@ -37,7 +37,7 @@ def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
     first = 1
     for read in table.batches(table.names, (), ROWS_AT_ONCE):
         columns = [
-            with_points(read, name) if clean(name) == "propensity" else read.column(name)
+            with_points(read, name) if clean(name) == "propensity" else without_decimals(read.column(name))
             for name in table.names
         ]
         batch = pa.RecordBatch.from_arrays(columns, names)
@@ -75,7 +75,7 @@ def _sizes(column: Any) -> Any:
 
 def _lengths(column: Any) -> Any:
     kind = column.type
-    if types.is_string(kind) or types.is_large_string(kind):
+    if is_text(kind):
         return pc.binary_length(column)
     if types.is_list(kind) or types.is_large_list(kind):
         return pc.multiply(pc.list_value_length(column), 8)
@@ -92,6 +92,17 @@ def _typed(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
+def finite(value: Any) -> Any:
+    """Give a value that JSON can hold: null for NaN, texts for infinite numbers, which the service names."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [finite(one) for one in value]
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return None if math.isnan(value) else str(value)
+
+
 def _refuse(constant: str) -> float:
     raise ValueError(constant)
 
@@ -106,12 +117,12 @@ def _check_columns(table: OpenTable, names: Sequence[str]) -> None:
         )
     for field in table.schema or ():
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        is_text = types.is_string(kind) or types.is_large_string(kind)
+        is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
         is_list = types.is_list(kind) or types.is_large_list(kind)
         is_right = {
             "logits": is_list and types.is_floating(kind.value_type),
-            "label": is_text or types.is_integer(kind) or types.is_floating(kind),
-            "propensity": types.is_integer(kind) or types.is_floating(kind),
+            "label": is_text(kind) or is_number,
+            "propensity": is_number,
         }
-        if not (is_right.get(clean(field.name), is_text) or types.is_null(kind)):
+        if not (is_right.get(clean(field.name), is_text(kind)) or types.is_null(kind)):
             raise MalformedBody(f"The column `{field.name}` has the type {field.type!s:.100}.")

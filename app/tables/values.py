@@ -72,7 +72,7 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, names: Sequence
     """Read the rows of features (n, D), or the texts (n,), of a batch of a table from the columns `names`."""
     if inputs.member == TEXTS:
         column = _decoded(batch.column(names[0]))
-        if not _is_text(column.type):
+        if not is_text(column.type):
             raise InvalidUpload(f"The column `{names[0]}` must hold texts, got {column.type}.")
         return np.asarray(_complete(column, names[0], first).to_numpy(zero_copy_only=False))
     rows = RowInputs(inputs.columns, names, has_missing=inputs.has_missing)
@@ -85,7 +85,7 @@ def samples_of_batch(batch: pa.RecordBatch, inputs: ModelInputs, names: Sequence
 
 def _single(column: Any, name: str, first: int) -> Array | None:
     """Give the numbers of a column (n,); None where it holds lists."""
-    if _is_text(column.type):
+    if is_text(column.type):
         if str(column[0]).lstrip().startswith("["):
             return None
         return _numbers(column, name, first)
@@ -96,7 +96,7 @@ def _single(column: Any, name: str, first: int) -> Array | None:
 def lists_of(column: Any, name: str, first: int, width: int = 0) -> Array:
     """Bring a column of lists to (n, K), or name the first row of another length than `width`."""
     kind = _complete(column, name, first).type
-    if _is_text(kind):
+    if is_text(kind):
         return _written_lists(column, name, first, width)
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
@@ -142,7 +142,7 @@ def label_values(column: Any, name: str, first: int) -> Array:
     kind = column.type
     if types.is_binary(kind) or types.is_large_binary(kind):
         column, kind = pc.cast(column, pa.string()), pa.string()
-    if not (_is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    if not (is_text(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         several = ", several labels at once" if types.is_list(kind) else ""
         raise InvalidUpload(f"The column `{name}` must hold class indices or names, got {kind}{several}.")
     return _filled(np.asarray(column.to_numpy(zero_copy_only=False)), name, first)
@@ -163,7 +163,7 @@ def distinct_labels(table: OpenTable, name: str) -> tuple[list[str], int]:
 
 def _groups(column: Any, name: str, first: int) -> Array:
     column = _complete(_decoded(column), name, first)
-    if not (_is_text(column.type) or types.is_integer(column.type)):
+    if not (is_text(column.type) or types.is_integer(column.type)):
         raise InvalidUpload(f"The column `{name}` must hold integers or texts, got {column.type}.")
     values = _filled(np.asarray(column.to_numpy(zero_copy_only=False)), name, first)
     return values.astype(np.int64 if values.dtype.kind in "iu" else str)
@@ -171,9 +171,9 @@ def _groups(column: Any, name: str, first: int) -> Array:
 
 def _weights(column: Any, first: int) -> Array:
     kind = _complete(column, SAMPLE_WEIGHT, first).type
-    if not (types.is_floating(kind) or types.is_integer(kind) or _is_text(kind)):
+    if not (types.is_floating(kind) or types.is_integer(kind) or is_text(kind)):
         raise InvalidUpload(f"The column `{SAMPLE_WEIGHT}` must hold numbers, got {kind}.")
-    if not _is_text(kind):
+    if not is_text(kind):
         return np.asarray(pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False))
     values = _numbers(column, SAMPLE_WEIGHT, first)
     if (missing := np.flatnonzero(np.isnan(values))).size:
@@ -185,10 +185,10 @@ def _feature(column: Any, wanted: Column, name: str, first: int) -> Array:
     """Return the values of one feature: strings, or float64 with NaN for missing ones."""
     column = _decoded(column)
     kind = column.type
-    if wanted.is_text and not _is_text(kind):
+    if wanted.is_text and not is_text(kind):
         raise InvalidUpload(f"The column {name!r:.100} must hold strings, got {kind}.")
     if not wanted.is_text:
-        if _is_text(kind):
+        if is_text(kind):
             return _numbers(column, name, first, FEATURES)
         if not (
             types.is_floating(kind)
@@ -225,24 +225,31 @@ def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
 
 
 def with_points(batch: pa.RecordBatch, name: str) -> Any:
-    """Give a column that may hold numbers as texts, with a point where the file has a decimal comma.
-
-    Decimals become floats by way of their texts: Arrow itself rounds some of them to a neighbour.
-    """
+    """Give a column that may hold numbers as texts, with a point where the file has a decimal comma."""
     column = _decoded(batch.column(name))
-    if types.is_decimal(column.type):
-        return pc.cast(pc.cast(column, pa.string()), pa.float64())
-    if _is_text(column.type) and (batch.schema.metadata or {}).get(DECIMAL) == b",":
+    if is_text(column.type) and (batch.schema.metadata or {}).get(DECIMAL) == b",":
         column = pc.replace_substring_regex(column, WITH_COMMA, r"\1.\2")
     return column
 
 
 def _decoded(column: Any) -> Any:
-    return column.dictionary_decode() if types.is_dictionary(column.type) else column
+    return without_decimals(column.dictionary_decode() if types.is_dictionary(column.type) else column)
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+def without_decimals(column: Any) -> Any:
+    """Turn decimals, which databases also export integers as, into integers or floats.
+
+    Floats by way of their texts: Arrow itself rounds some of them to a neighbour.
+    """
+    if not types.is_decimal(column.type):
+        return column
+    if not column.type.scale:
+        return pc.cast(column, pa.int64())
+    return pc.cast(pc.cast(column, pa.string()), pa.float64())
+
+
+def is_text(kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _complete(column: Any, name: str, first: int) -> Any:

@@ -115,6 +115,7 @@ def test_sleep(url):
 """
 
 
+@pytest.mark.long
 def test_a_test_that_computes_on_the_event_loop_fails(tmp_path: Path) -> None:
     (tmp_path / "test_cases.py").write_text(CASES)
     options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-rA", "-v", f"--rootdir={tmp_path}"]

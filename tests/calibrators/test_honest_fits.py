@@ -119,7 +119,15 @@ def events(count: int, expected: float, rng: np.random.Generator) -> Set:
     return np.stack([np.zeros(count), odds + np.log(expected)], axis=1), labels
 
 
-@pytest.mark.parametrize(("seed", "few"), [(5, 2), (10, 3), (0, 5), (19, 9)])
+@pytest.mark.parametrize(
+    ("seed", "few"),
+    [
+        (5, 2),
+        pytest.param(10, 3, marks=pytest.mark.long),
+        (0, 5),
+        pytest.param(19, 9, marks=pytest.mark.long),
+    ],
+)
 def test_few_events_correct_a_model_that_expects_many(seed: int, few: int) -> None:
     """As one that was trained with as many events as others. The NLL of the true odds is 0.030."""
     rng = np.random.default_rng(seed)
@@ -257,6 +265,7 @@ def test_no_default_method_does_much_harm_with_few_samples(count: int, classes: 
     assert {name: np.mean(values) for name, values in harm.items() if np.mean(values) > 0.05} == {}
 
 
+@pytest.mark.long
 def test_what_near_copies_do_to_a_fit_is_not_for_the_gate() -> None:
     """The NLL of new rows is worse, and looks better in folds that hold variants of what they judge."""
     logits, labels, sample = variants(999, 10, 3)

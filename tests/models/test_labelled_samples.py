@@ -24,10 +24,10 @@ from boxcal.app.fitting.backbones import BackboneSummary
 from boxcal.app.fitting.messages import TASK, CheckTask
 from boxcal.app.fitting.worker.check import read_file
 from boxcal.app.fitting.worker.fit import run_backbone
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.http.problems import BoxcalError
 from boxcal.app.tables.columns import choose_columns
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.labels import Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 from tests.app.fitting.files import npy

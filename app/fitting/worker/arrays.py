@@ -21,7 +21,6 @@ from typing import IO, Any
 import numpy as np
 import orjson
 
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import (
     Expected,
     FileColumns,
@@ -33,6 +32,7 @@ from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarg
 from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch, Header, read_header, read_rows
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT, SCORES, kind_of, refuse_weights
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.kinds import BOM, START_BYTES, foreign_archive
 from boxcal.app.tables.labels import CLASSES, check_shape, names_of, refuse_matrix
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, either_of, naming_samples

@@ -20,11 +20,12 @@ from boxcal.app.fitting.messages import BODY_FILE, Checked, CheckTask
 from boxcal.app.fitting.resources import limit_memory
 from boxcal.app.fitting.worker import requirements
 from boxcal.app.fitting.worker.arrays import NAMES, open_archive, read_json, read_npy, read_npz, read_object
-from boxcal.app.fitting.worker.form import FilePart, read_form
+from boxcal.app.fitting.worker.form import read_form
 from boxcal.app.fitting.worker.images import keep_images
 from boxcal.app.fitting.worker.validation_set import Expected, FileColumns, StoredSet, check_size, keep_set
 from boxcal.app.http.problems import InvalidUpload, UnknownMethod, UnknownUploadFormat
 from boxcal.app.tables.columns import LABEL, SCORES, choose_columns
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.kinds import (
     BOM,
     GZIP_MAGIC,

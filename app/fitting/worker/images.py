@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boxcal.app.fitting.worker.arrays import DAMAGE
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import LISTING, keep_labels
 from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import TRAINING
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.labels import shown
 from boxcal.models import InvalidImage
 from boxcal.models.inputs.images import decode, image_format

@@ -6,7 +6,6 @@ What is wrong with the table is refused here; what is wrong with a row, the serv
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,16 +74,10 @@ def _write(task: TableTask, rows: Iterator[dict[str, Any]]) -> int:
 
 def _written(row: dict[str, Any]) -> bytes:
     """Write a row as JSON, with null for NaN and texts for infinite numbers, which the service names."""
+    from boxcal.app.tables.label_rows import finite  # noqa: PLC0415 - not before pyarrow is known to be there
+
     try:
         text = TO_JSON.encode(row)
     except ValueError:
-        text = TO_JSON.encode({name: _finite(value) for name, value in row.items()})
+        text = TO_JSON.encode(finite(row))
     return text.encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return None if math.isnan(value) else str(value)

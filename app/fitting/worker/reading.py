@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.messages import FitTask
 from boxcal.app.fitting.worker import check, requirements
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
 from boxcal.app.registry.records import FittedCalibrator
 from boxcal.app.settings import limits
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.labels import NOTHING, Declared
 from boxcal.app.tables.sample_schema import ModelInputs
 

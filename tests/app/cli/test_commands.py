@@ -315,6 +315,14 @@ def test_feedback_of_a_small_table_is_read_without_a_thread_that_may_outlive_it(
     assert boxcal("feedback", file, "--url", url, "--json").json["unknown"] == 1
 
 
+def test_feedback_of_an_infinite_propensity_names_the_row(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
+    file = tmp_path / "labels.parquet"
+    pd.DataFrame({"id": ["0" * 32], "label": [1], "propensity": [np.inf]}).to_parquet(file)
+    sent = boxcal("feedback", file, "--url", url)
+    assert ["malformed", "1"] in [line.split() for line in sent.stdout.splitlines()]
+    assert "items[0]: propensity" in sent.stderr
+
+
 def test_feedback_sends_logits_of_another_model(boxcal: Boxcal, url: str, tmp_path: Path) -> None:
     rows = [f'{name},"{[float(k == n) for k in range(10)]}",{n}' for n, name in enumerate(("one", "two"))]
     file = tmp_path / "labels.csv"

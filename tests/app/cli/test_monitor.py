@@ -109,6 +109,15 @@ def test_a_table_has_a_column_per_class_as_other_commands_read_it(
     assert found == pytest.approx(expected, rel=0.01)
 
 
+def test_weights_are_refused(boxcal: Boxcal, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("0,1,label,sample_weight\n" + "2.5,-2.0,0,1\n-2.5,2.0,1,9\n" * 20)
+    boxcal("monitor", tmp_path / "log.csv").refuses(
+        "a column 'sample_weight', which is not read; leave it out"
+    )
+    found = boxcal("monitor", tmp_path / "log.csv", "--ignore", "sample_weight", "--json").json
+    assert found["labels"] == 40
+
+
 def test_one_column_of_probabilities_is_no_logit(boxcal: Boxcal, tmp_path: Path) -> None:
     shares = np.random.default_rng(0).uniform(size=300)
     rows = "".join(f"{share},{share > 0.5:d}\n" for share in shares)

@@ -13,8 +13,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from boxcal.app.fitting.worker.check import read_file
-from boxcal.app.fitting.worker.form import FilePart
 from boxcal.app.fitting.worker.validation_set import StoredSet
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.labels import NOTHING, Declared
 from tests.app.fitting.validation_data import overconfident
 

@@ -67,6 +67,16 @@ TABLES: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
         parquet_of({"id": ["a"], "label": [2], "propensity": [INF]}),
         [{"id": "a", "label": 2, "propensity": "inf"}],
     ),
+    "decimals": (
+        parquet_of(
+            {
+                "id": ["a"],
+                "label": pa.array([2]).cast(pa.decimal128(38, 0)),
+                "propensity": pa.array([0.25]).cast(pa.decimal128(9, 2)),
+            }
+        ),
+        [{"id": "a", "label": 2, "propensity": 0.25}],
+    ),
     "CSV, an infinite propensity": (
         b"id,label,propensity\na,1,inf\nb,1,nan\n",
         [{"id": "a", "label": "1", "propensity": "inf"}, {"id": "b", "label": "1", "propensity": None}],

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from boxcal.app.http.problems import BoxcalError, InvalidUpload
+from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.formats import BLOCK_BYTES, _whole_rows
 from boxcal.app.tables.labels import Declared, as_indices
 from tests.app.fitting.validation_data import npz
@@ -255,6 +256,52 @@ def test_decimals_are_numbers(tmp_path: Path) -> None:
     pq.write_table(table, out)
     logits, _ = read(out.getvalue(), tmp_path).arrays()
     np.testing.assert_array_equal(logits, ONE.scores.round(4))
+
+
+@pytest.mark.parametrize("scale", [0, 2])
+def test_labels_may_be_decimals(scale: int, tmp_path: Path) -> None:
+    """As databases export integers; groups too."""
+    kind = pa.decimal128(38, scale)
+    columns = {str(k): ONE.scores[:, k] for k in range(4)}
+    groups = pa.array(np.arange(60) // 2).cast(pa.decimal128(38, 0))
+    out = io.BytesIO()
+    pq.write_table(pa.table({**columns, "label": pa.array(ONE.labels).cast(kind), "group": groups}), out)
+    data = read(out.getvalue(), tmp_path)
+    assert_same(data, ONE)
+    assert data.grouping["groups"].tolist() == (np.arange(60) // 2).tolist()
+
+
+def test_arrow_opens_a_large_table_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python would abort where its thread that reads ahead outlives a refusal."""
+    rows = "".join(f"1.00,1.00,1.00,1.00,{name}\n" for name in NAMES)
+    body = f"{','.join(NAMES)},label\n{rows * 25_000}".encode()
+    read_here = []
+    readinto = FilePart.readinto
+
+    def counted(part: FilePart, buffer: Any) -> int:
+        read_here.append(readinto(part, buffer))
+        return read_here[-1]
+
+    monkeypatch.setattr(FilePart, "readinto", counted)
+    assert read(body, tmp_path).samples == 100_000
+    assert len(body) > 2_300_000
+    assert sum(read_here) < 1_200_000  # what tells its columns
+
+
+def test_views_of_texts_are_texts(tmp_path: Path) -> None:
+    """Arrow cannot decode a dictionary of them; Polars writes texts and categories so."""
+    views = pa.array(NAMES, pa.string_view())
+    columns = {name: ONE.scores[:, k] for k, name in enumerate(NAMES)}
+    for number, labels in enumerate(
+        (
+            pa.array(ONE.named_labels()).cast(pa.string_view()),
+            pa.DictionaryArray.from_arrays(pa.array(ONE.labels, pa.uint32()), views),
+        )
+    ):
+        table, out = pa.table({**columns, "label": labels}), io.BytesIO()
+        with pa.ipc.new_file(out, table.schema) as file:
+            file.write_table(table)
+        assert_same(read(out.getvalue(), tmp_path / str(number)), ONE)
 
 
 def test_weights_may_be_decimals_and_scores_a_dictionary(tmp_path: Path) -> None:
