@@ -16,7 +16,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -324,6 +324,7 @@ AHEAD = 2
 UNFINISHED = "output.unfinished"
 NOTE = "run.json"
 """What a folder of parts belongs to; one without it is not ours."""
+LOCK = "lock"
 CSV, FORMATS = ".csv", (".parquet", ".csv", "")
 """The endings of an output; one without any is Parquet."""
 REPEATED = ["label", "index"]
@@ -361,17 +362,21 @@ def run(
         "declared": asdict(declared),
         "part": [opened.size, opened.per_part],
     }
-    _prepare(folder, json.dumps(identity, sort_keys=True))
     answers = _Answers(loaded, bounds, backbone.labels)
-    with naming(source), progress_bar("predicting") as advance, ExitStack() as stack:
-        pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="bulk")
-        stack.callback(pool.shutdown, cancel_futures=True)
-        results = _results(opened, folder, answers, pool)
-        count = _write(folder, opened, results, advance, backbone.labels if output.suffix == CSV else None)
-    if count == 0:
-        raise UsageError(f"{source} has no images or rows")
-    (folder / UNFINISHED).replace(output)
-    shutil.rmtree(folder)
+    with _alone(folder, output):
+        _prepare(folder, json.dumps(identity, sort_keys=True))
+        with naming(source), progress_bar("predicting") as advance, ExitStack() as stack:
+            pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="bulk")
+            stack.callback(pool.shutdown, cancel_futures=True)
+            results = _results(opened, folder, answers, pool)
+            count = _write(
+                folder, opened, results, advance, backbone.labels if output.suffix == CSV else None
+            )
+        if count == 0:
+            raise UsageError(f"{source} has no images or rows")
+        (folder / UNFINISHED).replace(output)
+        _clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # the next run may be in it already
     messages().print(f"saved {escape(str(output))}", soft_wrap=True)
     return count
 
@@ -382,11 +387,34 @@ def _check_output(source: Path, output: Path, folder: Path) -> None:
         raise UsageError(f"--output writes .parquet or .csv, which {output.name} is not")
     output.parent.mkdir(parents=True, exist_ok=True)
     check_outputs([output], source)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / NOTE).exists():
+    if folder.is_dir() and {path.name for path in folder.iterdir()} - {LOCK} and not (folder / NOTE).exists():
         raise UsageError(
             f"{folder}, where the parts of the output are kept until it is whole, holds other files; move it "
             "away, or name another --output"
         )
+
+
+@contextmanager
+def _alone(folder: Path, output: Path) -> Iterator[None]:
+    """Hold the folder of parts, which no two runs write at once, until the run ends or its process dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl  # noqa: PLC0415 - Windows has none
+    except ModuleNotFoundError:
+        yield
+        return
+    path = folder / LOCK
+    with path.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_ours = False
+        except OSError:  # a file system without locks
+            is_ours = True
+        if not is_ours:
+            raise UsageError(f"another run is writing {output}")
+        yield
 
 
 def _model(backbone: Backbone, calibrator: ArrayCalibrator) -> Any:
@@ -543,7 +571,16 @@ def _kept(path: Path, tables: Sequence[pa.Table]) -> pa.Table:
 def _prepare(folder: Path, identity: str) -> None:
     """Keep the parts of an earlier run with the same identity, and remove others."""
     note = folder / NOTE
-    if folder.exists() and (not note.exists() or note.read_text() != identity):
-        shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if not note.exists() or note.read_text() != identity:
+        _clear(folder)
     note.write_text(identity)
+
+
+def _clear(folder: Path) -> None:
+    """Remove all but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()

@@ -306,6 +306,28 @@ def test_a_stopped_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(computed) == list(range(0, 50, 5))
 
 
+def test_a_second_run_to_one_output_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would truncate what the first one writes. A lock that a run has left behind is none."""
+    given, output = source(tmp_path), tmp_path / "out.parquet"
+    scored, refused = bulk.RowFile._read, list[str]()
+
+    def twice(self: bulk.RowFile, batch: Any, first: int) -> Any:
+        if first == 20:
+            with pytest.raises(UsageError) as second:
+                run(given, output)
+            refused.append(str(second.value))
+        return scored(self, batch, first)
+
+    monkeypatch.setattr(bulk.RowFile, "_read", twice)
+    folder = output.with_name("out.parquet.parts")
+    folder.mkdir()
+    (folder / bulk.LOCK).touch()
+    found = run(given, output)
+    assert refused == [f"another run is writing {output}"]
+    assert found["index"] == LOGITS.argmax(axis=1).tolist()
+    assert not folder.exists()
+
+
 def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOXCAL_MODEL", "digits")
     images = tmp_path / "images"
