@@ -145,10 +145,10 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
             if not cells:
                 raise InvalidUpload("The table has no rows.")
             found = Counter(str(cell) for cell in cells if not _is_missing(cell))
-            names = label_names(set(found))
             # -1 stands for no label, but where the two classes are named -1 and 1.
-            used = names if names == {"-1", "1"} else names - {"-1"}
-            return sorted(used), sum(count for cell, count in found.items() if label_names({cell}) <= used)
+            if label_names(found) != {"-1", "1"}:
+                found = Counter({cell: n for cell, n in found.items() if label_names({cell}) != {"-1"}})
+            return sorted(label_names(found)), found.total()
 
         columns = choose_columns(
             [name for name in table.names if name != TIME],

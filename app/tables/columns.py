@@ -335,7 +335,7 @@ def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str,
     are in their own order, which is that of the indices where they begin at 0.
     """
     there = set(others)
-    texts = list(map(without_decimals, values))
+    texts = sorted(set(map(without_decimals, values)))
     for value in (values, texts):
         for start, end in affixes(others, value):
             if all(f"{start}{one}{end}" in there for one in value):
@@ -359,7 +359,7 @@ def _consecutive(others: Sequence[str], start: str, end: str, values: Sequence[s
         for name in others
         if name.startswith(start) and name.endswith(end) and len(name) > len(start) + len(end)
     ]
-    numbers = {int(name): name for name in inner if re.fullmatch(r"-?\d+", name)}
+    numbers = {int(name): name for name in inner if re.fullmatch(r"[-+]?\d+", name)}
     if not numbers or sorted(numbers) != list(range(min(numbers), max(numbers) + 1)):
         return []
     return [numbers[number] for number in sorted(numbers)]

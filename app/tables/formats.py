@@ -36,10 +36,10 @@ BATCH_ROWS = 8192
 PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
 DAMAGED_ZIP = (BadZipFile, zlib.error, EOFError)
-DECIMAL_COMMA = re.compile(
-    rb"(?:^|[;\t|])\"?-?\d+,\d+(?:e[-+]?\d+)?\"?(?=[;\t|\r\n])", re.IGNORECASE | re.MULTILINE
+FRACTION = rb"(?:^|[;\t|])\"? *-?\d*%b\d+(?:e[-+]?\d+)? *\"?(?=[;\t|\r\n])"
+DECIMAL_COMMA, DECIMAL_POINT = (
+    re.compile(FRACTION % mark, re.IGNORECASE | re.MULTILINE) for mark in (b",", rb"\.")
 )
-DECIMAL_POINT = re.compile(rb"\d\.\d")
 """The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
 NUMBER = re.compile(
     r"\s*(-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity))?\s*", re.ASCII | re.IGNORECASE
@@ -218,9 +218,9 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
     file.seek(0)
     line = start.partition(b"\n")[0].rstrip(b"\r")
     delimiter = max(DELIMITERS, key=lambda mark: line.count(mark.encode()))
-    decimal = (
-        "," if delimiter != "," and DECIMAL_COMMA.search(start) and not DECIMAL_POINT.search(start) else "."
-    )
+    rows = len(line)  # where the rows begin: names may hold points
+    has_commas = DECIMAL_COMMA.search(start, rows) and not DECIMAL_POINT.search(start, rows)
+    decimal = "," if delimiter != "," and has_commas else "."
     if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)

@@ -16,23 +16,27 @@ GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 UNPACKED_AT_ONCE = 2**20
 DELIMITERS = ",;\t|"
+MARKUP = rb"<(?:!|\?xml|[a-zA-Z])"
+LIST = rb"\[[-+\d.eE, \t]*(?:[\[{\"]|(?:\][ \t]*)?\r?(?:\n|\Z))"
+"""Not the classes `<=50K` and `[0, 10)`."""
 FOREIGN = (
-    (b"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
-    (b"\x80", "it is a pickle, which is never opened; save arrays with numpy.savez, or a table as Parquet"),
-    (b"\xff\xfe", "it is text in UTF-16; save it in UTF-8"),
-    (b"\xfe\xff", "it is text in UTF-16; save it in UTF-8"),
-    (b"#", "it begins with a comment; the first line of a .csv names the columns"),
-    (b"\xfd7zXZ", "it is compressed with xz; unpack it, or use gzip"),
-    (b"BZh", "it is compressed with bzip2; unpack it, or use gzip"),
-    (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it, or use gzip"),
-    (b"\x89HDF", "it is HDF5; save the arrays with numpy.savez"),
-    (b"MATLAB", "it is a file of MATLAB; save the arrays with numpy.savez"),
-    (b"FEA1", "it is Feather, version 1; write it in version 2"),
-    (b"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
-    (b"<", "it is HTML or XML"),
-    (b"[", 'it is a list in JSON; records are read, [{"label": 0, "probabilities": [0.9, 0.1]}, ...]'),
+    (rb"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
+    (rb"\x80", "it is a pickle, which is never opened; save arrays with numpy.savez, or a table as Parquet"),
+    (rb"\xff\xfe", "it is text in UTF-16; save it in UTF-8"),
+    (rb"\xfe\xff", "it is text in UTF-16; save it in UTF-8"),
+    (rb"#", "it begins with a comment; the first line of a .csv names the columns"),
+    (rb"\xfd7zXZ", "it is compressed with xz; unpack it, or use gzip"),
+    (rb"BZh", "it is compressed with bzip2; unpack it, or use gzip"),
+    (rb"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it, or use gzip"),
+    (rb"\x89HDF", "it is HDF5; save the arrays with numpy.savez"),
+    (rb"MATLAB", "it is a file of MATLAB; save the arrays with numpy.savez"),
+    (rb"FEA1", "it is Feather, version 1; write it in version 2"),
+    (rb"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
+    (MARKUP, "it is HTML or XML"),
+    (LIST, 'it is a list in JSON; records are read, [{"label": 0, "probabilities": [0.9, 0.1]}, ...]'),
 )
 """How files begin that are not read, and what they are."""
+NO_CSV = re.compile(rb"[{#]|%b|%b" % (MARKUP, LIST))
 ARCHIVES = (
     (r"xl/workbook\.xml", "it is an Excel file (.xlsx); save the sheet as .csv"),
     (
@@ -66,7 +70,7 @@ def table_kind(start: bytes) -> str | None:
     is_csv = (
         printable and has_rows and b"\0" not in start and any(mark.encode() in line for mark in DELIMITERS)
     )
-    return "csv" if is_csv and not line.startswith((b"{", b"[", b"#", b"<")) else None
+    return "csv" if is_csv and not NO_CSV.match(start) else None
 
 
 def no_kind(expected: str, start: bytes) -> str:
@@ -79,7 +83,7 @@ def no_kind(expected: str, start: bytes) -> str:
         begins = "its lines end with CR alone, as in CSV for the Macintosh; save it as CSV in UTF-8"
     elif is_text and end and b" " in first and not any(mark.encode() in first for mark in DELIMITERS):
         begins += ", and its first line has no comma, semicolon, tab or bar; save tables with commas"
-    return f"{expected}: {next((said for magic, said in FOREIGN if start.startswith(magic)), begins)}."
+    return f"{expected}: {next((said for magic, said in FOREIGN if re.match(magic, start)), begins)}."
 
 
 def foreign_archive(names: Sequence[str]) -> str | None:

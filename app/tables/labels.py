@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 INDEX, NAME = "index", "name"
 CLASSES = "classes"
+WHOLE = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ NOTHING = Declared()
 
 
 def label_names(texts: Iterable[str]) -> set[str]:
-    """Give the labels that texts write: whole numbers without decimals."""
-    return {without_decimals(clean(text)) for text in texts}
+    """Give the labels that texts write: whole numbers without decimals, if all are; `01` is a name."""
+    names = {clean(text) for text in texts}
+    return set(map(without_decimals, names)) if all(map(WHOLE.fullmatch, names)) else names
 
 
 def are_indices(classes: Sequence[str]) -> bool:

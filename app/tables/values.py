@@ -149,7 +149,7 @@ def label_values(column: Any, name: str, first: int) -> Array:
 
 
 def distinct_labels(table: OpenTable, name: str) -> tuple[list[str], int]:
-    """List the values of the column of labels as text, sorted: whole numbers without decimals; count rows."""
+    """List the values of the column of labels, sorted, as `label_names` gives them; count rows."""
     found: set[str] = set()
     first = 0
     for batch in table.batches([name], (), BATCH_ROWS):

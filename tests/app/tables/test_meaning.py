@@ -148,6 +148,37 @@ def test_a_name_with_an_underscore_is_no_number(form: str, tmp_path: Path) -> No
     assert_same(data, one)
 
 
+@pytest.mark.parametrize("form", TABLES)
+@pytest.mark.parametrize("prefix", ["", "p_"])
+@pytest.mark.parametrize(
+    "names",
+    [("001", "010", "100"), ("00", "01", "02"), ("-1", "0", "+1"), ("1e3", "2", "x"), ("1.0", "1.50")],
+)
+def test_texts_of_digits_name_classes_as_they_are_written(
+    form: str, prefix: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    one = given(names)
+    body = TABLES[form](frame(one).rename(columns={name: f"{prefix}{name}" for name in names}))
+    data = read(body, tmp_path)
+    assert data.classes == list(names)
+    assert_same(data, one)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_floats_of_whole_numbers_name_classes_without_decimals(form: str, tmp_path: Path) -> None:
+    one = given(("1.0", "2.0", "3.0"))
+    for number, labels in enumerate((one.labels + 1, one.labels + 1.0)):
+        data = read(written(form, one, labels), tmp_path / str(number))
+        assert data.classes == ["1", "2", "3"]
+        assert_same(data, one)
+
+
+@pytest.mark.parametrize("names", [("<=50K", ">50K"), ("[0, 10)", "[10, 20)"), ("[0, 10]", "(10, 20]")])
+def test_a_csv_may_begin_with_the_name_of_a_range(names: tuple[str, ...], tmp_path: Path) -> None:
+    one = given(names)
+    assert_same(read(written("csv with semicolons and CRLF", one, site="a", path="b"), tmp_path), one)
+
+
 NEEDS = "needs a column `logits` .* Features are no scores"
 OF_20 = "to `f?19` would be the scores of 20 classes, .* 400 rows name "
 FEATURES = [
@@ -363,6 +394,22 @@ def test_a_decimal_comma_is_read_where_commas_delimit_nothing(delimiter: str, tm
     table = "\n".join(delimiter[0].join(row) for row in [[*NAMES, "label"], *rows])
     logits, _ = read(table.encode(), tmp_path).arrays()
     np.testing.assert_allclose(logits, ONE.scores.round(4))
+
+
+@pytest.mark.parametrize(
+    ("header", "cell"),
+    [
+        ("v1.2", "x"),
+        ("date", "31.12.2024"),
+        ("version", "Modell 2.1"),
+        ("address", "10.0.0.1"),
+        ("amount", "1.234,50"),
+    ],
+)
+def test_points_in_other_cells_are_no_decimal_points(header: str, cell: str, tmp_path: Path) -> None:
+    table = f"cat;dog;label;{header}\n" + f",25;-,5;cat;{cell}\n 0,25; 1,5e-1;dog;{cell}\n" * 15
+    logits, _ = read(table.encode(), tmp_path).arrays()
+    np.testing.assert_array_equal(logits, [[0.25, -0.5], [0.25, 0.15]] * 15)
 
 
 @pytest.mark.parametrize("classes", [None, ("no", "yes")])
@@ -606,6 +653,10 @@ FOREIGN = {
     "damaged gzip": (gzip.compress(CSV.encode())[:-9], "no readable .gz"),
     "xz": (b"\xfd7zXZ\x00" + bytes(40), "compressed with xz"),
     "HTML": (b"<!doctype html>\n<p>a,b,label", "HTML or XML"),
+    "a comment in HTML": (b"<!-- a,b,label -->\n<p>", "HTML or XML"),
+    "XML": (b'<?xml version="1.0"?>\n<a>,', "HTML or XML"),
+    "rows of numbers in JSON": (b"[0.5, 1]\n[1, 2]\n", "it is a list in JSON; records are read"),
+    "a list in JSON, over lines": (b"[0.5,\n1,\n", "it is a list in JSON; records are read"),
     "one .npy": (npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50), "one .npy array"),
     "the predicted class alone": (
         b"label,predicted,confidence\n" + b"ape,ape,0.9\nbee,cat,.7\ncat,cat,.8\n" * 9,
