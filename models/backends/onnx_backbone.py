@@ -118,8 +118,9 @@ class OnnxBackbone:
             ]
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
-        num_classes = self._output.check(*probed)
-        self.labels = spec.labels_for(num_classes, path, labels)
+        declared = spec.declared_labels(path, labels)
+        num_classes = self._output.check(*probed, model=file.model, declared=declared)
+        self.labels = spec.labels_for(num_classes, path, labels, self._output.names)
         self.fingerprint = fingerprint_with(
             file_fingerprint(path, *file.external),
             **self._output.declared,

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ RUNTIMES = "onnxruntime", "onnxruntime-gpu"
 FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 MAPS = ("seq(map(int64,tensor(float)))", "seq(map(string,tensor(float)))")
 LABELS = ("tensor(int64)", "tensor(string)")
+LABEL_TYPES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.STRING)
 Scores = NDArray[np.float32]
 TOLERANCE = 1e-3  # of probabilities and their sums
 AGREEMENT = 0.9  # of labels with scores; ties may be broken otherwise
@@ -258,6 +260,8 @@ class Output:
             self._holds_probabilities = self._has_one_column or self._is_of_classifier
         self._keys: tuple[Any, ...] = ()
         self._is_reversed = False
+        self.names: tuple[str, ...] | None = None
+        """What the file calls its classes, known after `check`; None if it does not."""
 
     @property
     def declared(self) -> dict[str, str | None]:
@@ -268,11 +272,6 @@ class Output:
             "activation": "sigmoid" if self._has_one_column else None,
             "order": "reversed" if self._is_reversed else None,
         }
-
-    @property
-    def keys(self) -> tuple[str, ...] | None:
-        """Return the class names of a map, known after `check`; None for a tensor."""
-        return tuple(map(str, self._keys)) or None
 
     def scores(self, raw: Any) -> Scores:
         """Bring what the model returned to float32 (N, K), or (N, 1)."""
@@ -294,9 +293,17 @@ class Output:
         return np.log(np.maximum(scores, np.float32(TINY))) if self._holds_probabilities else scores
 
     def check(
-        self, probes: Sequence[Any], said: Sequence[Any] = (), *, found: tuple[str, ...] | None = None
+        self,
+        probes: Sequence[Any],
+        said: Sequence[Any] = (),
+        *,
+        model: onnx.ModelProto | None = None,
+        declared: Sequence[str] | None = None,
     ) -> int:
-        """Check what the model returned for some random inputs, and return K."""
+        """Check what the model returned for some random inputs, and the labels beside it; return K.
+
+        `declared`: the labels that are declared.
+        """
         if self._is_map:
             self._keys = tuple(probes[0][0])
         scores = np.concatenate([self.scores(raw) for raw in probes])
@@ -309,9 +316,11 @@ class Output:
             self._has_one_column |= scores.shape[1] == 1 and not self._is_map
             if not self._is_declared:
                 self._holds_probabilities = within or not bool(np.isfinite(scores).all())
-        if self._is_of_classifier and not self._is_declared and not self._holds_probabilities:
-            logits = np.concatenate([self.logits(raw) for raw in probes])
-            self._check_labels(logits, said, self.keys or found, where)
+        logits = np.concatenate([self.logits(raw) for raw in probes])
+        lists = [tuple(map(str, self._keys)), *label_lists(model, has_labels=bool(said))]
+        self.names, agreed = names_of_columns(logits, said, lists, declared)
+        if self._is_of_classifier and not self._is_declared:
+            self._check_labels(logits, agreed, said, declared, where)
         if self._has_one_column:
             self._check_sigmoid(scores, where)
             return 2
@@ -342,20 +351,30 @@ class Output:
         return int(scores.shape[1])
 
     def _check_labels(
-        self, logits: Scores, said: Sequence[Any], found: tuple[str, ...] | None, where: str
+        self, logits: Scores, agreed: float, said: Sequence[Any], declared: Sequence[str] | None, where: str
     ) -> None:
         """Check that the labels are those of the largest scores, which may be of pairs of classes instead.
 
-        Two scores may be in the reverse order, as skl2onnx writes those of `SVC`.
+        Two scores may be in the reverse order, as skl2onnx writes those of `SVC`. The label of probabilities
+        may be that of other scores, but not always.
         """
-        agreed = agreement(logits, said, found)
-        if logits.shape[1] == 2 and agreed <= 1.0 - AGREEMENT:
-            self._is_reversed = True
-        elif not agreed >= AGREEMENT:
+        if not self._holds_probabilities:
+            if logits.shape[1] == 2 and agreed <= 1.0 - AGREEMENT:
+                self._is_reversed = True
+            elif not agreed >= AGREEMENT:
+                raise BackboneError(
+                    f"{where} has {logits.shape[1]} scores, whose largest is often not that of the label "
+                    'beside it. If each is of one class, declare "outputs": "logits", and "labels" in the '
+                    "order of the scores."
+                )
+            return
+        never_agree = agreed <= 1.0 - AGREEMENT and len(set(logits.argmax(1).tolist())) > 1
+        is_open = declared is None or self.names == tuple(declared)
+        if said and is_open and (self.names is None or never_agree):
             raise BackboneError(
-                f"{where} has {logits.shape[1]} scores, whose largest is often not that of the label beside "
-                'it. If each is of one class, declare "outputs": "logits", and "labels" in the order of '
-                "the scores."
+                f"{where} has {logits.shape[1]} probabilities, whose largest is not that of the label beside "
+                f'it, such as {np.ravel(said[0])[0]!s:.50}: declare "labels" in the order of the '
+                "probabilities."
             )
 
     def _check_sigmoid(self, scores: Scores, where: str) -> None:
@@ -371,13 +390,38 @@ class Output:
             )
 
 
-def agreement(scores: NDArray[Any], said: Sequence[Any], names: Sequence[str] | None) -> float:
-    """Give the share of rows whose label is the name of the largest score; NaN without labels."""
-    if names is None or len(names) != scores.shape[1]:
-        names = tuple(map(str, range(scores.shape[1])))
-    labels = [str(label) for part in said for label in np.ravel(part)]
-    agreed = [names[index] == label for index, label in zip(scores.argmax(1), labels, strict=False)]
-    return float(np.mean(agreed)) if agreed else math.nan
+def names_of_columns(
+    scores: NDArray[Any],
+    said: Sequence[Any],
+    lists: Iterable[tuple[str, ...]],
+    declared: Sequence[str] | None = None,
+) -> tuple[tuple[str, ...] | None, float]:
+    """Find what the columns of scores (N, K) are called, by the labels beside them if there are any.
+
+    `said`: parts of these labels. `lists`: what a file may call its classes. A list names the columns if all
+    labels are in it; of several, the one by which most labels are that of the largest score. Numbers, and
+    the labels themselves in their order, are tried too, as scikit-learn sorts classes.
+
+    Returns the names, or None, and the share of rows whose label is that of the largest score.
+    """
+    size = scores.shape[1]
+    labels = [label for part in said for label in np.ravel(part).tolist()]
+    fitting = [names for names in lists if len(names) == size == len(set(names))]
+    if not labels:
+        return next(iter(fitting), None), math.nan
+    texts = list(map(str, labels))
+    if declared is not None and set(texts) <= set(declared):
+        fitting = [tuple(declared)]
+    else:
+        fitting += [tuple(map(str, range(size))), tuple(map(str, sorted(set(labels))))]
+    largest = scores.argmax(1).tolist()
+    found = [
+        (float(np.mean([names[index] == text for index, text in zip(largest, texts, strict=False)])), names)
+        for names in fitting
+        if len(names) == size and set(texts) <= set(names)
+    ]
+    share, names = max(found, key=itemgetter(0), default=(math.nan, None))
+    return names, share
 
 
 def in_rows(values: NDArray[Any]) -> NDArray[Any]:
@@ -386,15 +430,32 @@ def in_rows(values: NDArray[Any]) -> NDArray[Any]:
     return values.reshape(len(values), width) if values.size == len(values) * width else values
 
 
-def class_labels(model: onnx.ModelProto | None) -> tuple[str, ...] | None:
-    """Return the class names that the classifier of an exported pipeline carries; None without one."""
-    for node in reversed(model.graph.node if model is not None else ()):
-        for attribute in node.attribute:
-            if attribute.name in ("classlabels_strings", "classlabels_int64s", "classlabels_ints"):
-                names = [value.decode() for value in attribute.strings] or list(map(str, attribute.ints))
-                if names:
-                    return tuple(names)
-    return None
+CLASS_LABELS = ("classlabels_strings", "classlabels_int64s", "classlabels_ints")
+ENCODED_LABELS = ("values_strings", "values_int64s")
+GATHERS = ("ArrayFeatureExtractor", "Gather")
+
+
+def label_lists(model: onnx.ModelProto | None, *, has_labels: bool) -> list[tuple[str, ...]]:
+    """List what an exported pipeline may call its classes, the likeliest first.
+
+    The classifiers in it have lists, also inner ones that number their classes. Where an output `has_labels`,
+    these may be encoded behind them, or taken from a tensor.
+    """
+    nodes = list(reversed(model.graph.node if model is not None else ()))
+    lists = [
+        tuple(value.decode() for value in attribute.strings) or tuple(map(str, attribute.ints))
+        for wanted in ((CLASS_LABELS, ENCODED_LABELS) if has_labels else (CLASS_LABELS,))
+        for node in nodes
+        for attribute in node.attribute
+        if attribute.name in wanted
+    ]
+    taken = {node.input[0] for node in nodes if node.op_type in GATHERS and has_labels}
+    for tensor in model.graph.initializer if model is not None and taken else ():
+        is_list = len(tensor.dims) == 1 and tensor.data_type in LABEL_TYPES and not tensor.external_data
+        if tensor.name in taken and is_list:
+            values = onnx.numpy_helper.to_array(tensor).tolist()
+            lists.append(tuple(one.decode() if isinstance(one, bytes) else str(one) for one in values))
+    return [names for names in lists if names]
 
 
 def _only(entries: Sequence[Any], path: Path) -> str:

@@ -19,7 +19,6 @@ from boxcal.models.backends.onnx_file import (
     Output,
     Sessions,
     batch_size_of,
-    class_labels,
     pieces,
 )
 from boxcal.models.backends.spec import ModelSpec, read_spec
@@ -38,6 +37,18 @@ DTYPES = {
 }
 MAX_TOKENS = 512
 ENCODED = ("cats_strings", "cats_int64s", "keys_strings", "keys_int64s")
+KEEPING = {
+    "ArrayFeatureExtractor",
+    "FeatureVectorizer",
+    "Gather",
+    "GatherElements",
+    "Slice",
+    "Split",
+    "Where",
+}
+KEEPING |= {"Cast", "Concat", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+KEEPING |= {"Imputer", "StringNormalizer"}
+"""Operators behind which the values of an input may still be read by an encoder."""
 PROBES = 4
 SCALES = (1.0, 30.0, 1000.0)
 
@@ -64,16 +75,13 @@ class NamedOnnxBackbone:
             ]
         except Exception as error:  # onnxruntime's errors have no common base class
             raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
-        found = class_labels(file.model)
-        num_classes = self._output.check(*probed, found=found)
+        declared = spec.declared_labels(path, labels)
+        num_classes = self._output.check(*probed, model=file.model, declared=declared)
         tokens = self.inputs if isinstance(self.inputs, TextInputs) else None
         if tokens is not None:
             on_cpu = sessions.alone if self.device == "cpu" else file.session([CPU], threads=usable_cores())
             tokens.limit_length(self.name, lambda batch: list(self._raw(on_cpu, batch, self._output.name)))
-        found = self._output.keys or found
-        if found is not None and len(found) != num_classes:
-            found = None
-        self.labels = spec.labels_for(num_classes, path, labels, found)
+        self.labels = spec.labels_for(num_classes, path, labels, self._output.names)
         self.fingerprint = fingerprint_with(
             file_fingerprint(path, *file.external),
             **self._output.declared,
@@ -183,7 +191,8 @@ def _category(model: onnx.ModelProto | None, name: str) -> str | float | None:
         for attribute in node.attribute:
             if attribute.name in ENCODED and (attribute.strings or attribute.ints):
                 return attribute.strings[0].decode() if attribute.strings else float(attribute.ints[0])
-        reached.update(node.output)
+        if node.op_type in KEEPING:
+            reached.update(node.output)
     return None
 
 

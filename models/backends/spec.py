@@ -35,7 +35,7 @@ from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
 from boxcal.models import BackboneError
-from boxcal.models.backends.checks import check_labels, read_labels
+from boxcal.models.backends.checks import check_labels, read_labels, read_lines
 from boxcal.models.inputs.images import ImageClassification
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -80,6 +80,12 @@ class ModelSpec(BaseModel):
         if self.labels is not None:
             return check_labels(self.labels, num_classes, f"The declaration of {path.name}")
         return found or tuple(map(str, range(num_classes)))
+
+    def declared_labels(self, path: Path, override: Path | None) -> list[str] | None:
+        """Return the labels of the file `override` or of this declaration, unchecked; None without both."""
+        if override is not None or isinstance(self.labels, str):
+            return read_lines(override or path.with_name(str(self.labels)))
+        return self.labels
 
     def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
         """Build the declared preprocessing for inputs (C, H, W) or (H, W, C); None stands for a free size."""

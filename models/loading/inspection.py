@@ -26,11 +26,12 @@ from boxcal.models.backends.onnx_file import (
     FLOATS,
     LABELS,
     MAPS,
+    TOLERANCE,
     OnnxFile,
-    agreement,
     batch_size_of,
-    class_labels,
     in_rows,
+    label_lists,
+    names_of_columns,
 )
 from boxcal.models.backends.onnx_named import PROBES, SCALES, inputs_of, is_named, random_rows
 from boxcal.models.backends.spec import ModelSpec, read_spec
@@ -70,10 +71,13 @@ def inspect_model(path: Path) -> Inspection:
     file = OnnxFile(path, optimize=False)
     session = file.session([CPU], threads=1)
     entries, returned = session.get_inputs(), session.get_outputs()
+    is_declared = path.with_suffix(".json").is_file()
+    carried = ModelSpec() if is_declared else read_spec(path, session.get_modelmeta().custom_metadata_map)
     notes: list[str] = []
     declaration: dict[str, Any] = {}
     try:
-        batch = _trial(entries, file, path, declaration, notes)
+        spec = read_spec(path) if is_declared else carried
+        batch = _trial(entries, file, path, declaration, notes, spec=spec)
         with _time_limit() as options:
             outputs = session.run(None, batch, options)
     except BackboneError as error:
@@ -85,10 +89,12 @@ def inspect_model(path: Path) -> Inspection:
     if outputs is not None:
         if found := _declare_output(returned, outputs, declaration, notes):
             rows, keys = found
-            names = keys or class_labels(file.model)
-            _declare_labels(max(2, rows.shape[1]), names, path, declaration, notes)
             said = [value for entry, value in zip(returned, outputs, strict=True) if entry.type in LABELS]
-            _turn_labels(rows, said, names, declaration, notes)
+            lists = [keys, *label_lists(file.model, has_labels=bool(said))]
+            names, agreed = names_of_columns(rows, said, lists)
+            _declare_labels(rows.shape[1], names, path, declaration, notes)
+            _turn_labels(rows, agreed, declaration, notes)
+        _declare_carried(carried, declaration, notes)
         ModelSpec.model_validate(declaration)
     shapes = [_shape(value) for value in outputs] if outputs is not None else [()] * len(returned)
     return Inspection(
@@ -115,12 +121,17 @@ def _time_limit() -> Iterator[Any]:
 
 
 def _trial(
-    entries: Sequence[Any], file: OnnxFile, path: Path, declaration: dict[str, Any], notes: list[str]
+    entries: Sequence[Any],
+    file: OnnxFile,
+    path: Path,
+    declaration: dict[str, Any],
+    notes: list[str],
+    *,
+    spec: ModelSpec,
 ) -> dict[str, Any]:
     """Make a batch of inputs, and declare what they are."""
     generator = np.random.default_rng(0)
     if is_named(entries):
-        spec = read_spec(path)
         inputs = inputs_of(entries, file.model, spec, path)
         if isinstance(inputs, TextInputs):
             if "text" in inputs.members:
@@ -253,13 +264,14 @@ def _declare_output(
         names = tuple(map(str, value[0]))
         value = np.array([list(row.values()) for row in value])
     rows = value.reshape(len(value), -1)
-    within = bool((rows >= 0).all() and (rows <= 1).all())
+    within = bool((rows >= -TOLERANCE).all() and (rows <= 1 + TOLERANCE).all())
     if rows.shape[1] == 1:
+        rows = np.hstack([0.5 - rows, rows - 0.5] if within else [-rows, rows])
         declaration["activation"] = "sigmoid"
         declaration["outputs"] = "probabilities" if within else "logits"
         notes.append("One number per sample: is it the probability of the second class, or its logit?")
     else:
-        sums_to_one = within and bool(np.abs(rows.sum(axis=1) - 1).max() < 1e-3)
+        sums_to_one = within and bool(np.abs(rows.sum(axis=1) - 1).max() < TOLERANCE)
         declaration["outputs"] = "probabilities" if sums_to_one else "logits"
         if within and not sums_to_one:
             notes.append(
@@ -272,7 +284,8 @@ def _declare_labels(
     classes: int, names: tuple[str, ...] | None, path: Path, declaration: dict[str, Any], notes: list[str]
 ) -> None:
     """Declare the names that the model itself gives its classes, those of files beside it, or numbers."""
-    if names is not None and len(names) == classes:
+    are_numbers = names == tuple(map(str, range(classes)))
+    if names is not None and not are_numbers:
         declaration["labels"] = list(names)
     elif beside := _labels_beside(path, classes, notes):
         declaration["labels"] = beside
@@ -281,19 +294,20 @@ def _declare_labels(
         notes.append("`labels` are numbers: replace them by the names of the classes.")
 
 
-def _turn_labels(
-    rows: NDArray[Any],
-    said: Sequence[Any],
-    names: Sequence[str] | None,
-    declaration: dict[str, Any],
-    notes: list[str],
-) -> None:
+def _turn_labels(rows: NDArray[Any], agreed: float, declaration: dict[str, Any], notes: list[str]) -> None:
     """Turn the labels of two scores round whose largest is never that of the label beside it."""
     labels: Any = declaration.get("labels")
     is_of_two = declaration["outputs"] == "logits" and rows.shape[1] == 2 and isinstance(labels, list)
-    if is_of_two and agreement(rows, said, names) == 0.0:
+    if is_of_two and agreed == 0.0:
         declaration["labels"] = labels[::-1]
         notes.append("`labels` are in the order of the scores, which is not that of the model's own labels.")
+
+
+def _declare_carried(carried: ModelSpec, declaration: dict[str, Any], notes: list[str]) -> None:
+    """Declare what the metadata of the file do, which the declaration would replace."""
+    if members := carried.model_dump(exclude_unset=True):
+        declaration |= members
+        notes.append(f"{', '.join(f'`{name}`' for name in members)}: from the metadata of the file.")
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ def save_graph(
 ) -> Path:
     constants = [numpy_helper.from_array(np.array(array), name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     helper.set_model_props(model, metadata or {})
     onnx.save(model, path)
     return path

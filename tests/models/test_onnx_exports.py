@@ -302,6 +302,109 @@ def test_two_scores_in_the_reverse_order_of_the_labels_are_turned_round(zipmap: 
     np.testing.assert_allclose(logits_of(declared, rows), np.stack([scores, -scores], axis=1), atol=1e-5)
 
 
+NAMED = {"texts": ("zeta", "alpha", "mid"), "from 1": (1, 2, 3), "others": (5, 15, 25), "indices": (0, 1, 2)}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("zipmap", [True, False])
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("kind", NAMED)
+def test_answers_have_the_labels_of_the_file(kind: str, classes: int, zipmap: bool, tmp_path: Path) -> None:
+    """Also where the last classifier of the graph is one of several, which number their classes."""
+    from onnxruntime import InferenceSession
+    from sklearn.ensemble import BaggingClassifier
+    from sklearn.linear_model import LogisticRegression, SGDClassifier
+    from sklearn.multiclass import OneVsOneClassifier
+    from sklearn.naive_bayes import GaussianNB
+
+    path, (rows, labels) = tmp_path / "m.onnx", features()
+    names = np.array(NAMED[kind][:classes])[np.minimum(labels, classes - 1)]
+    models: list[Any] = [SGDClassifier(random_state=0), GaussianNB()]
+    models.append(BaggingClassifier(LogisticRegression(), 2))
+    if kind != "texts":  # of which skl2onnx writes a file that onnxruntime does not open
+        models.append(OneVsOneClassifier(LogisticRegression()))
+    for model in models:
+        path.with_suffix(".json").unlink(missing_ok=True)
+        served = load_exported(path, model.fit(rows, names), rows, zipmap=zipmap)
+        session = InferenceSession(path)
+        said = session.run(None, {session.get_inputs()[0].name: rows})[0].astype(str).ravel()
+        if not isinstance(model, OneVsOneClassifier):  # whose labels are numbers in the file
+            assert served.labels == tuple(map(str, model.classes_)), model
+        assert (np.array(served.labels)[logits_of(served, rows).argmax(1)] == said).mean() > 0.98, model
+        declare(path, **inspect_model(path).declaration)
+        declared = load(path)
+        assert (np.array(declared.labels)[logits_of(declared, rows).argmax(1)] == said).mean() > 0.98, model
+
+
+def labelled(path: Path, last: str, labels: str, domain: str = "", **attributes: Any) -> Path:
+    """A linear network of two classes: its scores, and the label that an operator makes of their index."""
+    weight = np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
+    nodes = [node("MatMul", "x w", "raw"), node(last, "raw", "scores")]
+    nodes += [node("ArgMax", "raw", "index", axis=1, keepdims=0)]
+    nodes += [
+        node(labels, "names index" if labels == "Gather" else "index", "label", domain=domain, **attributes)
+    ]
+    outputs = [value("label", "N", dtype=TensorProto.STRING), value("scores", "N", 2)]
+    names = np.array(["no", "yes"], object)
+    return save_graph(path, nodes, [value("x", "N", 4)], outputs, w=weight, names=names)
+
+
+@pytest.mark.parametrize("last", ["Identity", "Softmax"])
+@pytest.mark.parametrize(
+    ("labels", "attributes"),
+    [
+        ("Gather", {}),
+        (
+            "LabelEncoder",
+            {"domain": "ai.onnx.ml", "keys_int64s": [0, 1], "values_strings": ["no", "yes"]},
+        ),
+    ],
+)
+def test_labels_of_a_network_are_those_beside_its_scores(
+    last: str, labels: str, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    path = labelled(tmp_path / "m.onnx", last, labels, **attributes)
+    rows = np.random.default_rng(2).normal(size=(20, 4)).astype(np.float32)
+    raw = rows @ np.random.default_rng(5).normal(size=(4, 2)).astype(np.float32)
+    said = np.array(["no", "yes"])[raw.argmax(1)].tolist()
+    for declared in ({}, {"labels": ["no", "yes"]}, {"labels": ["yes", "no"]}, {"labels": ["a", "b"]}):
+        declare(path, **declared)
+        if last == "Softmax" and declared == {"labels": ["yes", "no"]}:
+            with pytest.raises(
+                BackboneError, match="2 probabilities, whose largest is not that of the label"
+            ):
+                load(path)
+            continue
+        served = load(path)
+        found = [served.labels[index] for index in logits_of(served, rows).argmax(1)]
+        assert found == ([{"no": "a", "yes": "b"}[one] for one in said] if "a" in served.labels else said)
+    declare(path, outputs="logits" if last == "Identity" else "probabilities")
+    assert load(path).labels == ("no", "yes")
+
+
+def test_an_encoder_of_labels_encodes_no_feature(tmp_path: Path) -> None:
+    """So the trial rows differ, and show two sigmoids that sum to 1 for one row alone."""
+    encoder: dict[str, Any] = {"domain": "ai.onnx.ml", "keys_int64s": [0, 1], "values_strings": ["no", "yes"]}
+    path = labelled(tmp_path / "m.onnx", "Sigmoid", "LabelEncoder", **encoder)
+    with pytest.raises(BackboneError, match="2 independent sigmoids"):
+        load(path)
+
+
+def test_labels_that_no_list_names_are_to_be_declared(tmp_path: Path) -> None:
+    """Index plus 1, of three classes of which random rows show two."""
+    nodes = [node("MatMul", "x w", "product"), node("Add", "product b", "raw")]
+    nodes += [node("Softmax", "raw", "scores"), node("ArgMax", "raw", "index", axis=1, keepdims=0)]
+    nodes += [node("Add", "index one", "label")]
+    outputs = [value("label", "N", dtype=TensorProto.INT64), value("scores", "N", 3)]
+    constants = {"w": np.eye(4, 3, -1, np.float32), "b": np.array([-1e9, 0.0, 0.0], np.float32)}
+    constants |= {"one": np.array([1])}
+    path = save_graph(tmp_path / "m.onnx", nodes, [value("x", "N", 4)], outputs, None, **constants)
+    with pytest.raises(BackboneError, match=r'label beside it, such as 2: declare "labels" in the order'):
+        load(path)
+    declare(path, labels=["1", "2", "3"])
+    assert load(path).labels == ("1", "2", "3")
+
+
 @pytest.mark.parametrize("shape", [[0, 0, 1, 1], [0, 1, 1, -1]])
 def test_dimensions_of_size_1_are_dropped(shape: list[int], tmp_path: Path) -> None:
     path = linear(tmp_path / "m.onnx", "Identity", 3)

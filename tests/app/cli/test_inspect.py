@@ -167,6 +167,21 @@ def test_what_lies_beside_a_text_model_is_read(
     assert (declared["pad"]["input_ids"], declared["max_length"]) == (pad, length)
 
 
+def test_what_the_metadata_of_the_file_declare_stays(tmp_path: Path) -> None:
+    half = {"resize": 5, "crop": 4, "mean": [0.5] * 3, "std": [0.5] * 3}
+    metadata = {"labels": json.dumps(NAMES), "preprocessing": json.dumps(half)}
+    path = write_onnx(tmp_path / "m.onnx", metadata=metadata)
+    served = load_backbone(f"onnx:{path}", device="cpu")
+    inspect(str(path), write=True, as_json=False)
+    declared = json.loads(path.with_suffix(".json").read_text())
+    assert (declared["labels"], declared["preprocessing"]) == (NAMES, half)
+    path.with_suffix(".json").rename(tmp_path / "away.json")
+    assert "`labels`, `preprocessing`: from the metadata of the file." in inspect_model(path).notes
+    (tmp_path / "away.json").rename(path.with_suffix(".json"))
+    again = load_backbone(f"onnx:{path}", device="cpu")
+    assert (again.labels, again.fingerprint) == (served.labels, served.fingerprint)
+
+
 def test_what_must_be_checked_is_said(tmp_path: Path) -> None:
     multi_label = inspect_model(linear(tmp_path / "m.onnx", "Sigmoid", 3))
     assert any("multi-label model is refused" in note for note in multi_label.notes)
