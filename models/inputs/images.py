@@ -80,6 +80,8 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 SIDEWAYS = {5, 6, 7, 8}
+FROM_RIGHT, FROM_BOTTOM = {2, 3, 6, 7}, {3, 4, 7, 8}
+"""Orientations whose first column, or row, is the last one of the file."""
 MAX_DIMENSIONS = 32
 """Of a tensor in JSON."""
 LARGEST_EXAMPLE = 1000
@@ -104,9 +106,23 @@ class Preprocessing(Protocol):
         """Smallest width and height to which a decoder may shrink an image of this size."""
         ...
 
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Turn an image in mode RGB into one input."""
+    def __call__(self, image: Image.Image, extent: Extent | None = None) -> NDArray[np.float32]:
+        """Turn an image in mode RGB into one input; `extent`: where a decoder has shrunk it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the whole image lies in one that a decoder has shrunk, whose sides are rounded up."""
+
+    width: int  # Of the whole image, in pixels
+    height: int
+    box: tuple[float, float, float, float]  # Left, upper, right and lower edge in the shrunk image
+
+    @classmethod
+    def of(cls, image: Image.Image) -> Extent:
+        """Give that of an image that is not shrunk."""
+        return cls(image.width, image.height, (0, 0, image.width, image.height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +168,11 @@ class ImageClassification:
         across, down = self.resized(width, height)
         return 2 * across, 2 * down
 
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
-        """Turn an image in mode RGB into one float32 input."""
+    def __call__(self, image: Image.Image, extent: Extent | None = None) -> NDArray[np.float32]:
+        """Turn an image in mode RGB into one float32 input; `extent`: where a decoder has shrunk it."""
         if len(self.mean) == 1:
             image = image.convert("L")
-        pixels = np.atleast_3d(np.asarray(self.crop_of(image)))
+        pixels = np.atleast_3d(np.asarray(self.crop_of(image, extent or Extent.of(image))))
         # (x / 255 - mean) / std as one multiplication and one subtraction.
         std = np.asarray(self.std, np.float32)
         factor, offset = np.float32(1 / 255) / std, np.asarray(self.mean, np.float32) / std
@@ -167,19 +183,24 @@ class ImageClassification:
         scaled -= offset
         return scaled
 
-    def crop_of(self, image: Image.Image) -> Image.Image:
+    def crop_of(self, image: Image.Image, extent: Extent) -> Image.Image:
         """Resize the short side and crop the square in the centre, or resize to height and width."""
-        width, height = self.resized(image.width, image.height)
+        (width, height), whole = self.resized(extent.width, extent.height), extent.box
         if self.crop is None:
-            return image.resize((width, height), self.interpolation)
+            return image.resize((width, height), self.interpolation, whole)
         left, top = (self._start(side, self.crop) for side in (width, height))
         if self.crop <= min(width, height):
             # Only the pixels inside the crop are computed; the filter still reads their neighbours.
-            across, down = image.width / width, image.height / height
-            box = (left * across, top * down, (left + self.crop) * across, (top + self.crop) * down)
-            return image.resize((self.crop, self.crop), self.interpolation, box=box)
+            across, down = (whole[2] - whole[0]) / width, (whole[3] - whole[1]) / height
+            box = (
+                whole[0] + left * across,
+                whole[1] + top * down,
+                whole[0] + (left + self.crop) * across,
+                whole[1] + (top + self.crop) * down,
+            )
+            return image.resize((self.crop, self.crop), self.interpolation, box)
         cropped = Image.new(image.mode, (self.crop, self.crop))
-        cropped.paste(image.resize((width, height), self.interpolation), (-left, -top))
+        cropped.paste(image.resize((width, height), self.interpolation, whole), (-left, -top))
         return cropped
 
     @staticmethod
@@ -210,7 +231,7 @@ class DigitLevels:
         side = 8 * DIGIT_SIDE
         return side, side
 
-    def __call__(self, image: Image.Image) -> NDArray[np.float32]:
+    def __call__(self, image: Image.Image, extent: Extent | None = None) -> NDArray[np.float32]:
         """Turn an image in mode RGB into float32 (1, 8, 8), integers 0 to 16."""
         grey = image.convert("L")
         if grey.width != grey.height:
@@ -300,6 +321,7 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
     # All scans of a small image take about a second, and a method in Python for each of forty reads costs
     # as much as the rest of the header.
     source = io.BytesIO(data) if width * height <= SMALL_PIXELS else _TimedReader(data)
+    extent = None
     try:
         with Image.open(source, formats=[kind]) as image:
             check_size(image.width, image.height, max_pixels)
@@ -307,9 +329,11 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
             if kind != "JPEG" and getattr(image, "is_animated", False):
                 raise InvalidImage(f"The {kind} image is an animation; send one still image.")
             if kind == "JPEG":
-                sides = image.size[::-1] if _orientation(image) in SIDEWAYS else image.size
+                orientation = _orientation(image)
+                sides = image.size[::-1] if orientation in SIDEWAYS else image.size
                 needed = preprocessing.needed_size(*sides)
-                image.draft("RGB", needed if sides == image.size else needed[::-1])
+                drafted = image.draft("RGB", needed if sides == image.size else needed[::-1])
+                extent = drafted and _extent(sides, image.size, drafted[1], orientation)
                 if isinstance(image, ImageFile.ImageFile):
                     # So that the time is checked often where a scan takes long.
                     image.decodermaxblock = 4096 if image.width * image.height > SMALL_PIXELS else 2**16
@@ -324,7 +348,7 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
         raise
     except Exception as error:  # decoders answer damaged bytes with nearly every kind of exception
         raise InvalidImage(f"The {kind} image of {len(data):,} bytes is damaged: {error}.") from error
-    return preprocessing(flat if turn is None else flat.transpose(turn))
+    return preprocessing(flat if turn is None else flat.transpose(turn), extent)
 
 
 def image_format(data: bytes) -> str:
@@ -415,6 +439,18 @@ def flatten(image: Image.Image, background: int) -> Image.Image:
         canvas = Image.new("RGBA", layered.size, (background, background, background, 255))
         return Image.alpha_composite(canvas, layered).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+
+
+def _extent(
+    sides: tuple[int, int], shrunk: tuple[int, int], box: tuple[float, ...], orientation: int
+) -> Extent:
+    """Give the extent of an upright image of these sides, which its file has in this box of a shrunk one."""
+    _, _, width, height = box
+    if orientation in SIDEWAYS:
+        width, height, shrunk = height, width, shrunk[::-1]
+    left = shrunk[0] - width if orientation in FROM_RIGHT else 0
+    top = shrunk[1] - height if orientation in FROM_BOTTOM else 0
+    return Extent(*sides, (left, top, left + width, top + height))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms.v2 import functional
 
 from boxcal.models import InvalidImage, TooManyPixels, UnusableInput
@@ -121,6 +121,22 @@ def test_exif_orientation_is_obeyed(kind: str, orientation: int) -> None:
     exif[0x0112] = orientation
     data = encoded(upright if turn is None else upright.transpose(turn), kind, exif=exif, quality=95)
     assert np.abs(read(data, IMAGENET) - IMAGENET(upright)).max() < 0.04
+
+
+@pytest.mark.parametrize("orientation", STORED)
+@pytest.mark.parametrize(("resize", "crop"), [(64, 56), (32, 32), (28, 40), ((24, 32), None)])
+def test_a_jpeg_shrunk_while_decoding_is_cropped_as_the_whole_image(
+    resize: int | tuple[int, int], crop: int | None, orientation: int
+) -> None:
+    """Where the sides, 401 and 301, are no multiples of what they are divided by."""
+    grey = np.random.default_rng(3).integers(64, 192, (19, 25, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.fromarray(grey).resize((401, 301), Image.Resampling.BICUBIC)
+    data = encoded(stored, "JPEG", exif=exif, quality=95)
+    preprocessing = ImageClassification(resize=resize, crop=crop, mean=(0.0,) * 3, std=(1.0,) * 3)
+    whole = preprocessing(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    assert np.abs(read(data, preprocessing) - whole).max() < 3.5 / 255
 
 
 def test_transparent_parts_show_the_preprocessings_background() -> None:
