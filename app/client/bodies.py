@@ -4,6 +4,7 @@ import io
 import json
 import math
 import mimetypes
+import os
 import struct
 import zipfile
 import zlib
@@ -234,10 +235,12 @@ def _png_of_pixels(pixels: npt.NDArray[Any]) -> bytes:
 def pack_images(folder: Path) -> bytes:
     """Pack a folder that holds a folder of images for each class, as `/fit` takes it."""
     archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as packed:  # images are compressed already
+    # Images are compressed already. A zip archive holds times from 1980 to 2107, and names in UTF-8.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED, strict_timestamps=False) as packed:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                packed.write(path, path.relative_to(folder))
+                name = os.fsencode(path.relative_to(folder))
+                packed.write(path, name.decode("utf-8", "backslashreplace"))
     return archive.getvalue()
 
 

@@ -4,7 +4,9 @@ import importlib.metadata
 import inspect
 import io
 import json
+import os
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,6 +162,18 @@ def test_a_fit_to_a_folder_of_images(ask: Ask, url: str, digits: Digits, tmp_pat
         (folder / f"{i}.png").write_bytes(digits.png(i))
     done = ask(url, "fit", tmp_path, method="ts", activate="never", wait=100)
     assert (done.state, done.samples) == ("succeeded", 60)
+
+
+def test_a_folder_is_packed_whatever_its_files_are_called_and_however_old_they_are(tmp_path: Path) -> None:
+    names = {b"caf\xc3\xa9.png": 0, b"\xff.png": 5e9}  # of 1970, and of 2128
+    for name, time in names.items():
+        path = tmp_path / "0" / os.fsdecode(name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"image")
+        os.utime(path, (time, time))
+    with zipfile.ZipFile(io.BytesIO(bodies.pack_images(tmp_path))) as packed:
+        found = {entry.filename: entry.date_time[0] for entry in packed.infolist()}
+    assert found == {"0/caf\xe9.png": 1980, "0/\\xff.png": 2107}
 
 
 def test_a_fit_can_be_cancelled_until_it_is_over(ask: Ask, url: str) -> None:
