@@ -21,7 +21,7 @@ from boxcal.models.backends.onnx_file import (
     batch_size_of,
     pieces,
 )
-from boxcal.models.backends.spec import ModelSpec, read_spec
+from boxcal.models.backends.spec import ModelSpec, beside, read_spec
 from boxcal.models.inputs.base import Inputs
 from boxcal.models.inputs.rows import INTEGERS, Column, RowInputs, positions
 from boxcal.models.inputs.texts import IDS, MASK, TextInputs
@@ -145,10 +145,10 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
     """Tell rows of features from tokens, by names, types and the declaration."""
     dtypes = [DTYPES[entry.type] for entry in entries]
     names = [entry.name for entry in entries]
-    beside = path.with_name("tokenizer.json")
+    default = path.with_name("tokenizer.json")
     integers = all(dtype in INTEGERS for dtype in dtypes)
     if integers and (spec.tokenizer or spec.pad or IDS in names or MASK in names):
-        tokenizer = path.with_name(spec.tokenizer) if spec.tokenizer else beside
+        tokenizer = beside(path, "tokenizer", spec.tokenizer) if spec.tokenizer else default
         lengths = [size for entry in entries if isinstance(size := entry.shape[1], int)]
         if unknown := next((name for name in spec.pad or {} if name not in names), None):
             raise BackboneError(f"{path}: pad names {unknown!r}, which is no input of the model.")
@@ -157,7 +157,7 @@ def inputs_of(entries: Sequence[Any], model: onnx.ModelProto | None, spec: Model
             pad=spec.pad or {},
             max_length=spec.max_length or MAX_TOKENS,
             fixed_length=lengths[0] if lengths else None,
-            tokenizer=tokenizer if spec.tokenizer or beside.is_file() else None,
+            tokenizer=tokenizer if spec.tokenizer or default.is_file() else None,
         )
     columns = []
     for entry, dtype in zip(entries, dtypes, strict=True):

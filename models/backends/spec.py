@@ -76,7 +76,7 @@ class ModelSpec(BaseModel):
         if override is not None:
             return read_labels(override, num_classes)
         if isinstance(self.labels, str):
-            return read_labels(path.with_name(self.labels), num_classes)
+            return read_labels(beside(path, "labels", self.labels), num_classes)
         if self.labels is not None:
             return check_labels(self.labels, num_classes, f"The declaration of {path.name}")
         return found or tuple(map(str, range(num_classes)))
@@ -84,7 +84,7 @@ class ModelSpec(BaseModel):
     def declared_labels(self, path: Path, override: Path | None) -> list[str] | None:
         """Return the labels of the file `override` or of this declaration, unchecked; None without both."""
         if override is not None or isinstance(self.labels, str):
-            return read_lines(override or path.with_name(str(self.labels)))
+            return read_lines(override or beside(path, "labels", str(self.labels)))
         return self.labels
 
     def preprocessing_for(self, shape: tuple[int | None, ...], path: Path) -> ImageClassification | None:
@@ -121,6 +121,16 @@ class ModelSpec(BaseModel):
         )
 
 
+def beside(path: Path, member: str, name: str) -> Path:
+    """Name the file that a member of the declaration of a model says, in the folder of the model."""
+    try:
+        return path.with_name(name)
+    except ValueError as error:
+        raise BackboneError(
+            f"{path}: {member} is {name!r:.200}; it must be the name of a file in the folder of the model."
+        ) from error
+
+
 class MetadataSpec(BaseModel):
     """The same members in the metadata of an ONNX file: each is JSON text."""
 
@@ -139,15 +149,15 @@ class MetadataSpec(BaseModel):
 
 def read_spec(path: Path, metadata: Mapping[str, str] | None = None) -> ModelSpec:
     """Read the declaration from `model.json`, or from the model file's own metadata."""
-    beside = path.with_suffix(".json")
+    declaration = path.with_suffix(".json")
     try:
-        if beside.is_file():
-            return ModelSpec.model_validate_json(beside.read_bytes())
+        if declaration.is_file():
+            return ModelSpec.model_validate_json(declaration.read_bytes())
         if metadata:
             carried = MetadataSpec.model_validate(dict(metadata)).model_dump(exclude_none=True)
             return ModelSpec.model_validate(carried)
     except ValidationError as error:
-        source = beside if beside.is_file() else f"the metadata of {path}"
+        source = declaration if declaration.is_file() else f"the metadata of {path}"
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the document"
         raise BackboneError(f"{source}: {place}: {first['msg']}, got {first['input']!r:.200}.") from error

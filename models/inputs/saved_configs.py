@@ -55,6 +55,8 @@ def image_preprocessing(path: Path) -> ImageClassification:
             tuple(map(float, found["image_std"])),
             Image.Resampling(found.get("resample", Image.Resampling.BILINEAR)),
         )
+    except BackboneError:
+        raise
     except (LookupError, TypeError, ValueError) as error:
         raise BackboneError(f"{path} is no configuration of an image processor: {error!r}") from error
 

@@ -491,6 +491,14 @@ def test_outputs_that_are_not_what_is_declared_are_refused(
         load(path)
 
 
+def test_a_tokenizer_in_another_folder_is_refused(tmp_path: Path) -> None:
+    of_text(path := tmp_path / "m.onnx")
+    declare(path, tokenizer="../tokenizer.json")
+    message = r"m\.onnx: tokenizer is '\.\./tokenizer\.json'; it must be the name of a file in the folder"
+    with pytest.raises(BackboneError, match=message):
+        load(path)
+
+
 def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
     import io
 

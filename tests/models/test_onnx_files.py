@@ -201,6 +201,10 @@ def test_the_fingerprint_covers_external_weights_of_any_name_and_the_precision(t
         ({"label": []}, r"m\.json: label: Extra inputs"),
         ({"labels": ["a"]}, "has 1 labels, but the model has 5"),
         ({"labels": "absent.txt"}, r"absent\.txt cannot be read"),
+        (
+            {"labels": "../labels.txt"},
+            r"m\.onnx: labels is '\.\./labels\.txt'; it must be the name of a file",
+        ),
         ({"outputs": "scores"}, "outputs: Input should be 'logits' or 'probabilities'"),
         ({"preprocessing": {"resize": 4, "mean": [0.5], "std": [0.5]}}, r"preprocessing\.crop: a short side"),
         ({"preprocessing": COLOUR_SPEC | {"std": [0.0, 1.0, 1.0]}}, r"std\.0: .*greater than 0, got 0\.0"),
