@@ -52,6 +52,7 @@ from boxcal.calibrators.scores import LOGITS, PROBABILITIES, ScoreLook
 from boxcal.models.backends.backbone import Backbone
 from boxcal.models.backends.core_pool import usable_cores
 from boxcal.models.inputs.base import Samples
+from boxcal.models.inputs.images import is_hidden
 from boxcal.models.loading.specifications import LogitsOnly
 
 ROWS = 5000
@@ -301,11 +302,12 @@ def _images(folder: Path, backbone: Backbone, max_pixels: int, size: int, run: R
 
 
 def _files_in(folder: Path) -> list[str]:
-    """List the files of a folder and its subfolders, by their paths below it."""
-    found = []
-    for place, _, names in os.walk(folder):
+    """List the files of a folder and its subfolders that are not hidden, by their paths below it."""
+    found: list[str] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]  # the others are not walked
         below = os.path.relpath(place, folder)
-        found += names if below == "." else [f"{below}/{name}" for name in names]
+        found += [name if below == "." else f"{below}/{name}" for name in names if not is_hidden(name)]
     return sorted(found)
 
 

@@ -351,6 +351,11 @@ def decode(data: bytes, *, preprocessing: Preprocessing, max_pixels: int) -> NDA
     return preprocessing(flat if turn is None else flat.transpose(turn), extent)
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder beside images is hidden, or left there by a file manager."""
+    return name.startswith(".") or name in {"__MACOSX", "Thumbs.db"}
+
+
 def image_format(data: bytes) -> str:
     """Tell JPEG, PNG and WebP apart by their first bytes; InvalidImage if they are none of them."""
     if data.startswith(b"\xff\xd8\xff"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from boxcal.app.tables.columns import TRAINING
 from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.labels import shown
 from boxcal.models import InvalidImage
-from boxcal.models.inputs.images import decode, image_format
+from boxcal.models.inputs.images import decode, image_format, is_hidden
 
 if TYPE_CHECKING:
     from boxcal.models.inputs.images import Preprocessing
@@ -40,7 +40,7 @@ def keep_images(
     for entry in archive.infolist():
         if entry.filename.startswith("/") or ".." in PurePosixPath(entry.filename).parts:
             raise InvalidUpload(f"The entry {entry.filename!r:.200} lies outside the archive.")
-    entries = [entry for entry in archive.infolist() if not _is_hidden(entry)]
+    entries = [entry for entry in archive.infolist() if not _is_left_out(entry, index_of)]
     for name, count in Counter(entry.filename for entry in entries).items():
         if count > 1:  # a fit reads by name, and would read the last of them for each
             raise InvalidUpload(f"The archive holds {count} entries of the name {name!r:.200}.")
@@ -125,10 +125,10 @@ def _images(folder: Path) -> Iterator[tuple[str, bytes]]:
                 raise ValueError(f"{name!r} is damaged: {error}.") from error
 
 
-def _is_hidden(entry: zipfile.ZipInfo) -> bool:
-    """Whether it is a folder, or one of the files that file managers leave in archives."""
-    path = PurePosixPath(entry.filename)
-    return entry.is_dir() or "__MACOSX" in path.parts or path.name.startswith(".") or path.name == "Thumbs.db"
+def _is_left_out(entry: zipfile.ZipInfo, classes: Collection[str]) -> bool:
+    """Whether it is a folder, or a hidden file, or in a hidden folder that has not the name of a class."""
+    parts = PurePosixPath(entry.filename).parts
+    return entry.is_dir() or any(is_hidden(part) for part in parts if part not in classes)
 
 
 def _check_image(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:

@@ -336,6 +336,9 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         path = images / str(number % 2) / os.fsdecode(b"\xff %d.png" % number)  # no UTF-8
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((one[0] * 255 / 16).astype(np.uint8)).save(path)
+    for hidden in ("0/._1.png", "0/.trash/1.png", "__MACOSX/0/1.png"):
+        (images / hidden).parent.mkdir(parents=True, exist_ok=True)
+        (images / hidden).write_bytes(b"no image")
     found = run(images, tmp_path / os.fsdecode(b"\xff.parquet"))
     assert found["path"][0] == r"0/\xff 0.png"
     order = [int(Path(path).stem.split()[1]) for path in found["path"]]

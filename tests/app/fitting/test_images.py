@@ -49,6 +49,22 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
 
 
+def test_hidden_files_are_left_out_but_not_those_of_a_class(tmp_path: Path) -> None:
+    hidden = {
+        "0/.ipynb_checkpoints/1.png": b"",
+        "__MACOSX/0/1.png": b"",
+        "0/Thumbs.db": b"",
+        "0/._1.png": b"",
+    }
+    images = {f".net/{index}.png": DIGITS.png(index) for index in range(20)} | {"0/1.png": DIGITS.png(1)}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        for name, content in (images | hidden).items():
+            out.writestr(name, content)
+    stored = read_bytes(file.getvalue(), tmp_path, 10**6, classes=["0", ".net"])
+    assert np.load(stored.folder / "labels.npy").tolist() == [1] * 20 + [0]
+
+
 @pytest.mark.parametrize(
     ("extra", "status", "message"),
     [
