@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
+from unicodedata import normalize
 
 import numpy as np
 import orjson
@@ -251,13 +252,21 @@ def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray
     """Bring one side to a (K,) vector."""
     if isinstance(value, Mapping):
         vector = np.full(len(labels), default)
+        named: set[int] = set()
         for name, number in value.items():
             position = labels.index.get(name)
+            if position is None:
+                position = labels.index.get(normalize("NFC", str(name)))
             if position is None:
                 raise InvalidBounds(
                     f"bounds.{side} names {name!r:.100}, a class the model does not have"
                     f"{labels.hint(str(name)) or '.'}"
                 )
+            if position in named:
+                raise InvalidBounds(
+                    f"bounds.{side} names the class {labels.names[position]!r:.100} twice, in two spellings."
+                )
+            named.add(position)
             vector[position] = _number(side, number, f" of class {name!r}")
         return vector
     if isinstance(value, list | tuple):

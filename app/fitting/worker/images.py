@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ def keep_images(
     labels: list[int] = []
     refused: list[str] = []
     for entry in entries:
-        label = PurePosixPath(entry.filename).parent.name
+        label = normalize("NFC", PurePosixPath(entry.filename).parent.name)  # as those of models are
         try:
             if label not in index_of:
                 known = ", ".join(repr(one) for one in list(classes)[:10])

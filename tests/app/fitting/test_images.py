@@ -49,6 +49,17 @@ def test_images_become_the_logits_that_the_backbone_gives(tmp_path: Path) -> Non
     assert stages[-1] == (1.0, f"running digits on {COUNT} images")
 
 
+def test_folders_are_classes_in_composed_and_decomposed_unicode(tmp_path: Path) -> None:
+    """As archives from macOS have them."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as out:
+        for index in range(COUNT):
+            folder = ("cafe\u0301", "caf\xe9", "bar")[index % 3]
+            out.writestr(f"{folder}/{index}.png", DIGITS.png(index))
+    stored = read_bytes(file.getvalue(), tmp_path, 10**6, classes=["bar", "caf\xe9"])
+    assert np.load(stored.folder / "labels.npy").tolist() == [1, 1, 0] * 20
+
+
 def test_hidden_files_are_left_out_but_not_those_of_a_class(tmp_path: Path) -> None:
     hidden = {
         "0/.ipynb_checkpoints/1.png": b"",

@@ -180,6 +180,18 @@ def test_bounds_that_cannot_be_met_are_refused_by_name(sent: dict[str, Any], wor
     assert words in refused.value.detail
 
 
+def test_bounds_name_classes_in_composed_and_decomposed_unicode() -> None:
+    labels = Labels(["caf\xe9", "bar"])
+    bounds = request_options.from_json({"bounds": {"upper": {"cafe\u0301": 0.25}}}).bounds
+    checked = request_options.check_bounds(bounds, labels)
+    assert checked is not None
+    assert checked.upper.tolist() == [0.25, 1.0]
+    twice = request_options.from_json({"bounds": {"upper": {"caf\xe9": 0.5, "cafe\u0301": 0.25}}}).bounds
+    with raises_problem(InvalidBounds) as refused:
+        request_options.check_bounds(twice, labels)
+    assert refused.value.detail == "bounds.upper names the class 'caf\xe9' twice, in two spellings."
+
+
 @pytest.mark.parametrize(
     ("name", "meant"), [("taxi cat", "taxi cab"), ("axi cab", "taxi cab"), ("xyz", None), ("", None)]
 )
