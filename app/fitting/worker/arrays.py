@@ -27,6 +27,7 @@ from boxcal.app.fitting.worker.validation_set import (
     check_count,
     check_size,
     keep_set,
+    refuse_unread,
 )
 from boxcal.app.http.problems import InvalidUpload, MalformedBody, UploadTooLarge
 from boxcal.app.settings import limits
@@ -253,6 +254,11 @@ def keep_arrays(
 ) -> None:
     """Keep arrays in blocks of rows; rows of features are converted to samples, unless they are."""
     inputs = expected.inputs
+    refuse_unread(
+        expected.declared,
+        ("label", "ignore"),
+        "it names columns of a table, which arrays and documents are not",
+    )
     arrays = dict(arrays)
     for name, one in arrays.items():
         if one.dtype.kind == "U":

@@ -27,7 +27,7 @@ from boxcal.app.http.problems import InvalidUpload, UploadTooLarge
 from boxcal.app.settings import limits
 from boxcal.app.tables.arrays import Array, Batch
 from boxcal.app.tables.columns import GROUPS, SAMPLE_WEIGHT
-from boxcal.app.tables.labels import NOTHING, Declared, are_indices, as_indices, column_order
+from boxcal.app.tables.labels import CLASSES, NOTHING, Declared, are_indices, as_indices, column_order
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs, tokens_of
 from boxcal.app.tables.scores import check_kind, finite_rows, stored_dtype
 from boxcal.calibrators.data import WEIGHED_TWICE
@@ -171,7 +171,10 @@ class StoredSet:
         return {name: np.array(values) for name, values in named.items() if values is not None} | said
 
     def keep_declared(self, declared: Declared) -> None:
-        """Keep how the samples were drawn, and refuse a column of groups where there is none to read."""
+        """Keep how the samples were drawn, and refuse what is said of a table where there is none to read."""
+        if self.holds_images:
+            unread = ("scores", "label", "ignore", "labels_as", CLASSES)
+            refuse_unread(declared, unread, "the file holds images, in a folder for each class")
         if declared.group is not None and self.besides(GROUPS) is None:
             raise InvalidUpload(
                 f"group={declared.group:.100} names a column of a table, which the data are not. Arrays and "
@@ -181,6 +184,14 @@ class StoredSet:
             raise InvalidUpload(f"The {WEIGHED_TWICE}.")
         if declared.class_mix is not None:
             (self.folder / CLASS_MIX).write_text(declared.class_mix)
+
+
+def refuse_unread(declared: Declared, names: Sequence[str], why: str) -> None:
+    """Refuse what the sender says of a file and nothing reads."""
+    for name in names:
+        given = getattr(declared, name) or ""
+        if said := given if isinstance(given, str) else ",".join(given):
+            raise InvalidUpload(f"Nothing reads {name}={said:.100}: {why}.")
 
 
 class ArrayWriter:

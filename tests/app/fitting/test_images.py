@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from boxcal.app.fitting.worker.fit import run_backbone
 from boxcal.app.fitting.worker.validation_set import StoredSet
-from boxcal.app.http.problems import BoxcalError
+from boxcal.app.http.problems import BoxcalError, InvalidUpload
+from boxcal.app.tables.labels import Declared
 from boxcal.models.digits_data import load_digits_split
 from boxcal.models.loading.specifications import load_backbone
 from tests.app.fitting.files import read_bytes
@@ -74,6 +76,24 @@ def test_hidden_files_are_left_out_but_not_those_of_a_class(tmp_path: Path) -> N
             out.writestr(name, content)
     stored = read_bytes(file.getvalue(), tmp_path, 10**6, classes=["0", ".net"])
     assert np.load(stored.folder / "labels.npy").tolist() == [1] * 20 + [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("scores", "probabilities", "scores=probabilities"),
+        ("label", "target", "label=target"),
+        ("ignore", ("id", "fold"), "ignore=id,fold"),
+        ("labels_as", "index", "labels_as=index"),
+        ("classes", ("a", "b"), "classes=a,b"),
+        ("group", "patient", "group=patient"),
+    ],
+)
+def test_what_nothing_reads_of_images_is_refused(name: str, given: Any, said: str, tmp_path: Path) -> None:
+    images = read_bytes(archive(), tmp_path, 10**6)
+    with pytest.raises(InvalidUpload, match=said):
+        images.keep_declared(Declared(**{name: given}))
+    images.keep_declared(Declared(class_mix="as_traffic"))
 
 
 @pytest.mark.parametrize(

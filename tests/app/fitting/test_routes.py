@@ -97,6 +97,9 @@ def test_a_bad_upload_is_a_problem_and_changes_nothing(service: Service, name: s
         (422, "`class_mix` = 'traffic'", {"json": {**GOOD, "class_mix": "traffic"}}),
         (422, "either `sample_weight` or class_mix=resampled", {"json": WEIGHED}),
         (422, "group=patient names a column of a table", {"json": {**GOOD, "group": "patient"}}),
+        (422, "Nothing reads label=y: it names columns of a table", {"json": {**GOOD, "label": "y"}}),
+        (422, "Nothing reads ignore=a,b: it names columns", {"json": {**GOOD, "ignore": "a,b"}}),
+        (422, "Nothing reads label=y: it names columns", multipart(FILE, ('name="label"', b"y"))),
         *[(422, "wait", {"url": f"/fit?wait={one}", "json": GOOD}) for one in ("-1", "soon", "nan", "4000")],
     ],
 )  # fmt: skip
