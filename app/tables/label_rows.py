@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from boxcal.app.http.problems import MalformedBody, UploadTooLarge
+from boxcal.app.tables.columns import INDEX
 from boxcal.app.tables.formats import OpenTable
 from boxcal.app.tables.values import is_text, with_points, without_decimals
 from boxcal.calibrators.class_columns import clean
@@ -32,13 +33,14 @@ MAX_CELL_BYTES = 2**19
 
 
 def label_rows(table: OpenTable) -> Iterator[dict[str, Any]]:
-    names = [clean(name) for name in table.names]
-    _check_columns(table, names)
+    given = [name for name in table.names if not INDEX.fullmatch(clean(name))]
+    names = [clean(name) for name in given]
+    _check_columns(table, given)
     first = 1
-    for read in table.batches(table.names, (), ROWS_AT_ONCE):
+    for read in table.batches(given, (), ROWS_AT_ONCE):
         columns = [
             with_points(read, name) if clean(name) == "propensity" else without_decimals(read.column(name))
-            for name in table.names
+            for name in given
         ]
         batch = pa.RecordBatch.from_arrays(columns, names)
         step = max(1, BYTES_AT_ONCE // max(1, _longest_row(batch, first)))
@@ -107,15 +109,15 @@ def _refuse(constant: str) -> float:
     raise ValueError(constant)
 
 
-def _check_columns(table: OpenTable, names: Sequence[str]) -> None:
-    found = set(names)
+def _check_columns(table: OpenTable, given: Sequence[str]) -> None:
+    found = set(map(clean, given))
     is_complete = "label" in found and ("id" in found or {"key", "logits"} <= found)
-    if not is_complete or len(found) < len(names) or not found <= set(COLUMNS):
+    if not is_complete or len(found) < len(given) or not found <= set(COLUMNS):
         raise MalformedBody(
             f"The table has the columns {table.names!r:.200}; it needs label and id (or key and logits), and "
             "may have propensity and source."
         )
-    for field in table.schema or ():
+    for field in () if table.schema is None else map(table.schema.field, given):
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
         is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
         is_list = types.is_list(kind) or types.is_large_list(kind)

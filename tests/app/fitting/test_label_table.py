@@ -67,6 +67,11 @@ TABLES: dict[str, tuple[bytes, list[dict[str, Any]]]] = {
         parquet_of({"id": ["a"], "label": [2], "propensity": [INF]}),
         [{"id": "a", "label": 2, "propensity": "inf"}],
     ),
+    "CSV, an index of pandas": (b",id,label,Unnamed: 0\n0,a,cat,0\n", [{"id": "a", "label": "cat"}]),
+    "Parquet, an index of pandas": (
+        parquet_of({"id": ["a"], "label": [1], "__index_level_0__": [3]}),
+        [{"id": "a", "label": 1}],
+    ),
     "decimals": (
         parquet_of(
             {
