@@ -39,7 +39,7 @@ from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import InvalidUpload
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
-from boxcal.app.tables.columns import LABEL, SCORES, check_distinct, choose_columns, kind_of
+from boxcal.app.tables.columns import LABEL, SCORES, Columns, check_distinct, choose_columns, kind_of
 from boxcal.app.tables.formats import BATCH_ROWS, in_memory, open_table, readable
 from boxcal.app.tables.kinds import IMAGE_SUFFIXES, START_BYTES, foreign_archive, no_kind, table_kind
 from boxcal.app.tables.labels import NOTHING, Declared
@@ -95,10 +95,11 @@ class Source:
 class RowFile:
     """A table, or arrays, of scores, features or texts, read in parts; labels that it has are not read."""
 
-    def __init__(self, path: Path, backbone: Backbone, declared: Declared) -> None:
+    def __init__(self, path: Path, backbone: Backbone, declared: Declared, *, is_csv: bool = False) -> None:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
-        kind = next((kind for kind, magic in ARRAYS.items() if start.startswith(magic)), table_kind(start))
+        of_arrays = (kind for kind, magic in ARRAYS.items() if start.startswith(magic))
+        kind = next(of_arrays, table_kind(start, is_csv=is_csv))
         if kind is None:
             kinds = "folder of images, and no .parquet, .arrow, .csv, .npz, .npy or .json of records"
             raise InvalidUpload(no_kind(f"The file is no {kinds}", start))
@@ -119,9 +120,7 @@ class RowFile:
         if not self.has_samples:
             others = [name for name in names if name != label]
             with readable(kind):
-                self._columns = choose_columns(
-                    [*others, label], backbone.labels, declared, self._samples, texts=self._table.texts
-                )
+                self._columns = self._choose([*others, label], declared)
             self._names = self._columns.names
             self.has_samples = self._columns.has_samples
             if self.has_samples and self._samples:  # features whose names only the file knows
@@ -130,8 +129,19 @@ class RowFile:
             if declared.scores is None and self._columns.kind == LOGITS:
                 self._check_kind()
         ignored = set(COLUMNS) & set(declared.ignore)  # others that are ignored are no scores, but kept
-        self._kept = [name for name in names if name not in {*self._names, label, *ignored}]
+        unnamed = {""} if names.count("") > 1 else set()
+        self._kept = [name for name in names if name not in {*self._names, label, *ignored, *unnamed}]
         self._check_kept()
+
+    def _choose(self, names: Sequence[str], declared: Declared) -> Columns:
+        try:
+            return choose_columns(
+                names, self._backbone.labels, declared, self._samples, texts=self._table.texts
+            )
+        except InvalidUpload as error:
+            if "ignore=" not in str(error):
+                raise
+            raise InvalidUpload(f"{error} Columns left out are kept beside the predictions.") from error
 
     def _check_kept(self) -> None:
         """Refuse columns that the output cannot have beside its own."""
@@ -253,7 +263,8 @@ def source_of(path: Path, loaded: Loaded, declared: Declared, run: Run) -> Sourc
         return _images(path, backbone, limits.MAX_PIXELS, size, run)
     _, digest = _sizes_of(path.parent, [path.name])
     with unpacked(path) as plain:
-        file = RowFile(plain, backbone, declared)
+        is_csv = path.name.lower().endswith((".csv", ".csv.gz"))
+        file = RowFile(plain, backbone, declared, is_csv=is_csv)
     if file.has_samples and backbone.inputs.kind == "texts":
         return _rows(file, TEXTS, partial(_of_texts, run, given or TEXT_BATCH), digest)
     if file.has_samples:

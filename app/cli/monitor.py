@@ -168,7 +168,7 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
             width = scores[0].shape[1] if scores else 0
             scores.append(scores_of_batch(batch, columns, len(labels), width))
             labels += _cells(batch, label)
-            times += batch.column(TIME).to_pylist() if has_times else ()
+            times += _times(batch.column(TIME)) if has_times else ()
     if not scores:
         raise InvalidUpload("The table has no rows.")
     names = None if columns.classes is None else tuple(columns.classes)
@@ -197,11 +197,23 @@ def _log(
 
 def _cells(batch: pa.RecordBatch, label: str) -> list[Any]:
     """List the labels of a batch of a table."""
-    column = batch.column(label)
+    from boxcal.app.tables.values import label_column  # noqa: PLC0415 - arrays need no pyarrow
+
+    column = label_column(batch, label)
     if column.type.num_fields:
         raise InvalidUpload(f"The column `{label}` must hold class indices or names, got {column.type}.")
     cells: list[Any] = column.to_pylist()
     return cells
+
+
+def _times(column: Any) -> list[Any]:
+    """List times; Python has no nanoseconds."""
+    import pyarrow as pa  # noqa: PLC0415 - arrays need it not
+
+    kind = column.type
+    if str(kind).startswith("timestamp[ns"):
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    return list(column.to_pylist())
 
 
 def _is_missing(cell: Any) -> bool:

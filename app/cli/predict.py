@@ -15,7 +15,6 @@ import typer
 from boxcal.app.cli.options import (
     CalibratorName,
     ClassColumns,
-    Ignored,
     Json,
     LabelColumn,
     Scores,
@@ -66,7 +65,12 @@ def predict(
     scores: Scores = None,
     label: LabelColumn = None,
     classes: ClassColumns = None,
-    ignore: Ignored = None,
+    ignore: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B", help="Columns that are no scores; the output keeps them beside the predictions."
+        ),
+    ] = None,
     url: Url = None,
     as_json: Json = False,
 ) -> None:

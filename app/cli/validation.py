@@ -30,6 +30,8 @@ def saved_calibrator(path: str | Path) -> ArrayCalibrator:
 @contextmanager
 def joined(file: Path, labels: Path | None) -> Iterator[Path]:
     """Give the file itself, or one `.npz` of a `.npy` of scores and a `.npy` of labels."""
+    if file.is_fifo():
+        raise UsageError(f"{file} is a pipe, which cannot be read twice: save it as a file, and name that")
     if labels is None:
         yield file
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from boxcal.app.http.problems import InvalidUpload
-from boxcal.app.tables.labels import Declared, shown
+from boxcal.app.tables.labels import BOOLEANS, Declared, shown
 from boxcal.app.tables.sample_schema import FEATURES, TEXTS, ModelInputs
 from boxcal.calibrators.checks import may_miss_classes
 from boxcal.calibrators.class_columns import (
@@ -45,6 +45,8 @@ FEATURES_ALONE = (
     "Features are no scores: add a column of the model's score for each class, or name a model that reads "
     "them with BOXCAL_MODEL."
 )
+MISSING = {"na", "n/a", "nan", "<na>", "null", "none", "?"}
+"""How labels that are missing are written in text, in small letters."""
 PERCENT_SIGN = re.compile(r"\d\s*%")
 
 
@@ -139,7 +141,7 @@ def choose_columns(
     if lists:
         return Columns((lists[0],), kind_of(lists[0], declared), known, label, group, weight)
     others = [name for name in names if name not in (label, group, weight)]
-    dropped = tuple(name for name in others if INDEX.fullmatch(name) and name not in reserved)
+    dropped = tuple({name: None for name in others if INDEX.fullmatch(name) and name not in reserved})
     others = [name for name in others if name not in dropped]
     if label_values is not None and (inputs is None or inputs.has_names):
         _check_parts([name for name in others if name not in reserved], group, label_values)
@@ -193,8 +195,9 @@ def _check_names(names: Sequence[str], label: str) -> None:
 
 def check_distinct(names: Sequence[str]) -> None:
     """Refuse a table with two columns of one name."""
-    if len(set(names)) < len(names):
-        name = Counter(names).most_common(1)[0][0]
+    named = [name for name in names if name]  # those without a name are left out
+    if len(set(named)) < len(named):
+        name = Counter(named).most_common(1)[0][0]
         raise InvalidUpload(f"The table has more than one column {name!r:.100}.")
 
 
@@ -277,7 +280,11 @@ def _classes_among(
         texts = "".join(f"; `{name:.50}` holds {held}" for name, held in [*without.items()][:5])
         said = " Name those of the classes in the order of their indices: classes=a,b,c."
         of_one = [name for name in others if SCORE.fullmatch(name)]
-        if len(values) == 1:
+        given = [value for value in values if value.lower() not in MISSING]
+        if 1 < len(given) < len(values) and (len(others) == 1 or _named_like(others, given)):
+            missing = next(value for value in values if value not in given)
+            said = f" If {missing!r} says that a label is missing, leave out those rows."
+        elif len(values) == 1:
             said += f" All labels are {values[0]!r:.100}, which leaves open what the other columns are."
         elif values and {value.casefold() for value in values} <= {name.casefold() for name in others}:
             said = " They differ from the labels in upper and lower case alone; write both alike."
@@ -289,8 +296,7 @@ def _classes_among(
                 "scores=logits."
             )
         elif len(values) == 2 and len(of_one) == 1:
-            without_it = ",".join(name for name in others if name != of_one[0])
-            said = f" If `{of_one[0]:.50}` is the score of {values[1]!r:.50}, set ignore={without_it:.1000}."
+            said = f" {_ignore_all_but(of_one[0], others, values)}."
         elif len(others) >= 2 * len(values) > 0:
             said += f" {FEATURES_ALONE}"
         elif len(others) < len(values):
@@ -336,7 +342,8 @@ def _named_like(others: Sequence[str], values: Sequence[str]) -> tuple[str, str,
     """
     there = set(others)
     texts = sorted(set(map(without_decimals, values)))
-    for value in (values, texts):
+    booleans = [str(BOOLEANS[value.lower()]) for value in values if value.lower() in BOOLEANS]
+    for value in (values, texts, booleans if len(booleans) == len(values) else ()):
         for start, end in affixes(others, value):
             if all(f"{start}{one}{end}" in there for one in value):
                 run = _consecutive(others, start, end, value)
@@ -363,6 +370,11 @@ def _consecutive(others: Sequence[str], start: str, end: str, values: Sequence[s
     if not numbers or sorted(numbers) != list(range(min(numbers), max(numbers) + 1)):
         return []
     return [numbers[number] for number in sorted(numbers)]
+
+
+def _ignore_all_but(score: str, others: Sequence[str], classes: Sequence[str]) -> str:
+    ignored = ",".join(name for name in others if name != score)
+    return f"If `{score:.50}` is the score of {classes[1]!r:.50}, set ignore={ignored:.1000}"
 
 
 def _leave_out(names: Sequence[str]) -> str:
@@ -393,6 +405,9 @@ def _scores_by_class(others: Sequence[str], classes: Sequence[str], scores: str 
                 f"({shown(classes)}). {FEATURES_ALONE}"
             )
         advice = f"Missing: {missing[0]!r:.100}" if missing else _leave_out(unknown)
+        of_one = [name for name in others if SCORE.fullmatch(name)]
+        if len(classes) == 2 and len(missing) == 2 and len(of_one) == 1:
+            advice = _ignore_all_but(of_one[0], others, classes)
         raise InvalidUpload(
             f"The column {unknown[0]!r:.100} is no class of the model"
             f"{hint(unknown[0], wanted) or f' ({shown(classes)}).'} {advice}."

@@ -121,7 +121,11 @@ def open_table(file: IO[bytes] | Path, kind: str) -> OpenTable:
 
 def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
     def texts() -> dict[str, str]:
-        return {field.name: f"the type {field.type}" for field in schema if not _is_number(field.type)}
+        return {
+            field.name: "no value" if types.is_null(field.type) else f"the type {field.type}"
+            for field in schema
+            if not _is_number(field.type)
+        }
 
     schema = pa.schema([field.with_type(_without_views(field.type)) for field in schema])
     return OpenTable(list(schema.names), schema, rows, batches, texts)
@@ -129,9 +133,7 @@ def _typed(schema: pa.Schema, rows: int | None, batches: Batches) -> OpenTable:
 
 def _is_number(kind: pa.DataType) -> bool:
     kind = kind.value_type if types.is_dictionary(kind) else kind
-    return bool(
-        types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind)
-    )
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
 
 
 def _valid(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -252,8 +254,9 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             return {}
         inferring = pacsv.ConvertOptions(decimal_point=decimal)
         first = pacsv.read_csv(pa.py_buffer(whole), reading, parsing, inferring)
-        found = [field.name for field in first.schema if not _is_number(field.type)]
-        return {name: f"{_first_text(first.column(name), decimal)!r:.50}" for name in found}
+        columns = zip(first.column_names, first.columns, strict=True)
+        found = {name: column for name, column in columns if len(column) and not _is_number(column.type)}
+        return {name: _held(column, decimal) for name, column in found.items()}
 
     return OpenTable(list(names), None, None, batches, texts)
 
@@ -277,9 +280,11 @@ def _whole_rows(start: bytes) -> bytes:
     return start[: end + 1] if end > 0 else b""
 
 
-def _first_text(column: pa.ChunkedArray, decimal: str) -> str:
-    """Return the first cell that is no number."""
+def _held(column: pa.ChunkedArray, decimal: str) -> str:
+    """Show the first cell that is no number."""
+    if types.is_null(column.type):
+        return "no value"
     for cell in column.cast(pa.string()).to_pylist():
         if not NUMBER.fullmatch((cell or "").replace(decimal, ".")):
-            return str(cell)
-    return str(column[0])
+            return f"{cell!r:.50}"
+    return f"{str(column[0])!r:.50}"

@@ -19,8 +19,12 @@ DELIMITERS = ",;\t|"
 MARKUP = rb"<(?:!|\?xml|[a-zA-Z])"
 LIST = rb"\[[-+\d.eE, \t]*(?:[\[{\"]|(?:\][ \t]*)?\r?(?:\n|\Z))"
 """Not the classes `<=50K` and `[0, 10)`."""
+OF_EXCEL = rb"(?:\xef\xbb\xbf)?\"?[sS][eE][pP]=.\"?\r?\n"
 FOREIGN = (
-    (rb"\x93NUMPY", "it is one .npy array; send the parts `logits` and `labels`, or an .npz that holds both"),
+    (
+        rb"\x93NUMPY",
+        "it is one .npy array; send the parts `logits` and `labels` (with --labels FILE), or an .npz of both",
+    ),
     (rb"\x80", "it is a pickle, which is never opened; save arrays with numpy.savez, or a table as Parquet"),
     (rb"\xff\xfe", "it is text in UTF-16; save it in UTF-8"),
     (rb"\xfe\xff", "it is text in UTF-16; save it in UTF-8"),
@@ -32,13 +36,21 @@ FOREIGN = (
     (rb"MATLAB", "it is a file of MATLAB; save the arrays with numpy.savez"),
     (rb"FEA1", "it is Feather, version 1; write it in version 2"),
     (rb"\xd0\xcf\x11\xe0", "it is an old Excel file; save the sheet as .csv"),
+    (OF_EXCEL, "its first line names the delimiter for Excel; remove that line"),
     (MARKUP, "it is HTML or XML"),
     (LIST, 'it is a list in JSON; records are read, [{"label": 0, "probabilities": [0.9, 0.1]}, ...]'),
 )
 """How files begin that are not read, and what they are."""
-NO_CSV = re.compile(rb"[{#]|%b|%b" % (MARKUP, LIST))
-ARCHIVES = (
+NO_CSV = re.compile(rb"[{#]|%b|%b|%b" % (MARKUP, LIST, OF_EXCEL))
+NUMBER = re.compile(rb"[-+]?[\d.]+(?:[eE][-+]?\d+)?")
+ONE_COLUMN = re.compile(rb"(?!%b\r?\n)[^\r\n]+\r?\n%b\r?(?:\n|\Z)" % (NUMBER.pattern, NUMBER.pattern))
+"""How a `.csv` begins that has one column, of numbers."""
+OFFICE = (
     (r"xl/workbook\.xml", "it is an Excel file (.xlsx); save the sheet as .csv"),
+    (r"content\.xml", "it is a file of OpenDocument (.ods); save the sheet as .csv"),
+)
+ARCHIVES = (
+    *OFFICE,
     (
         r".*/data\.pkl",
         "it was saved by torch.save, a pickle, which is never opened; save arrays with numpy.savez",
@@ -54,10 +66,11 @@ TABLES_PACKAGE = (
 )
 
 
-def table_kind(start: bytes) -> str | None:
+def table_kind(start: bytes, *, is_csv: bool = False) -> str | None:
     """Name the kind of table that begins so: `parquet`, `arrow`, `arrows` (a stream), `json` or `csv`.
 
-    `json` are records, `[{"label": ...}, ...]` or lines of `{"label": ...}`.
+    `json` are records, `[{"label": ...}, ...]` or lines of `{"label": ...}`. `is_csv`: whether the file is
+    named as `.csv`, which may then have one column of texts.
     """
     for magic, kind in ((b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrows")):
         if start.startswith(magic):
@@ -68,8 +81,11 @@ def table_kind(start: bytes) -> str | None:
     printable = all(byte >= 32 or byte == 9 for byte in line)
     has_rows = b"\n" in start or len(start) >= START_BYTES
     is_csv = (
-        printable and has_rows and b"\0" not in start and any(mark.encode() in line for mark in DELIMITERS)
+        (is_csv and not NUMBER.fullmatch(line))
+        or any(mark.encode() in line for mark in DELIMITERS)
+        or bool(ONE_COLUMN.match(start))
     )
+    is_csv = is_csv and printable and has_rows and b"\0" not in start
     return "csv" if is_csv and not NO_CSV.match(start) else None
 
 
@@ -88,11 +104,9 @@ def no_kind(expected: str, start: bytes) -> str:
 
 def foreign_archive(names: Sequence[str]) -> str | None:
     """Say what a zip archive with these members is, if it holds neither arrays nor images."""
-    if any(name.lower().endswith(IMAGE_SUFFIXES) for name in names):
-        return None
-    return next(
-        (said for member, said in ARCHIVES if any(re.fullmatch(member, name) for name in names)), None
-    )
+    has_images = any(name.lower().endswith(IMAGE_SUFFIXES) for name in names)
+    known = OFFICE if has_images else ARCHIVES  # a sheet may hold images of its own
+    return next((said for member, said in known if any(re.fullmatch(member, name) for name in names)), None)
 
 
 def unpack(file: IO[bytes], path: Path, max_bytes: int | None = None) -> int:

@@ -20,6 +20,7 @@ Indices = npt.NDArray[np.int64]
 
 INDEX, NAME = "index", "name"
 CLASSES = "classes"
+BOOLEANS = {"false": 0, "true": 1}
 WHOLE = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 
 
@@ -64,10 +65,10 @@ def as_indices(
             row = int(large.argmax())
             raise InvalidUpload(f"labels[{first + row}] is {labels[row]}, which is too large for an index.")
         numbers = labels.astype(np.int64)
-    elif labels.dtype.kind == "f":
+    elif labels.dtype.kind == "f" and not _names_a_fraction(labels, classes):
         numbers = _whole(labels, first)
     else:
-        texts = labels if labels.dtype.kind in "UO" else _decoded(labels, first)
+        texts = labels if labels.dtype.kind in "UOf" else _decoded(labels, first)
         return _of_texts(texts.astype(str), classes, first, labels_as)
     if classes is None or not _is_name(classes, labels_as):
         return numbers
@@ -78,6 +79,12 @@ def as_indices(
             row = first + int((numbers == number).argmax())
             raise InvalidUpload(f"labels[{row}] is {number}, {_both_readings(classes, number)}.")
     return np.array([index_of[number] for number in distinct.tolist()], np.int64)[inverse]
+
+
+def _names_a_fraction(labels: Array, classes: Sequence[str] | None) -> bool:
+    """Whether floats write the names of classes that are no integers, such as `1.5`."""
+    names = {name for name in map(clean, classes or ()) if integer_of(name) is None}
+    return bool(np.isfinite(labels).all()) and not names.isdisjoint(map(str, np.unique(labels)))
 
 
 def _is_name(classes: Sequence[str], labels_as: str | None) -> bool:
@@ -99,6 +106,8 @@ def _of_texts(names: Array, classes: Sequence[str] | None, first: int, labels_as
     if None not in found:
         return np.array(found, np.int64)[inverse]
     numbers = [integer_of(str(name)) for name in distinct]
+    if BOOLEANS.keys().isdisjoint(map(str.lower, index_of)):
+        numbers = [BOOLEANS.get(str(name).lower(), one) for name, one in zip(distinct, numbers, strict=True)]
     is_mixed = classes is not None and not _is_name(classes, labels_as) and found.count(None) < len(found)
     if None not in numbers and not is_mixed:
         return as_indices(np.array(numbers)[inverse], classes, first, labels_as)

@@ -21,6 +21,7 @@ from boxcal.calibrators.scores import two_columns
 from boxcal.models.inputs.rows import Column, RowInputs, number_of
 
 WITH_COMMA = r"^(\s*[-+]?\d*),(\d+(?:[eE][-+]?\d+)?\s*)$"
+WHOLE_WITH_COMMA = r"^(\s*-?\d+),(0+\s*)$"
 
 
 def arrays_of(
@@ -39,7 +40,7 @@ def arrays_of(
             width = block.shape[1]
         found = {
             columns.kind: block,
-            "labels": label_values(batch.column(columns.label), columns.label, first),
+            "labels": label_values(label_column(batch, columns.label), columns.label, first),
         }
         if columns.group:
             found[GROUPS] = _groups(batch.column(columns.group), columns.group, first)
@@ -153,7 +154,7 @@ def distinct_labels(table: OpenTable, name: str) -> tuple[list[str], int]:
     found: set[str] = set()
     first = 0
     for batch in table.batches([name], (), BATCH_ROWS):
-        values = label_values(batch.column(name), name, first)
+        values = label_values(label_column(batch, name), name, first)
         first += len(batch)
         found.update(map(str, np.unique(values).tolist() if values.dtype.kind in "iufb" else set(values)))
     if not first:
@@ -224,12 +225,17 @@ def _numbers(column: Any, name: str, first: int, place: str = "") -> Array:
     return numbers
 
 
-def with_points(batch: pa.RecordBatch, name: str) -> Any:
+def with_points(batch: pa.RecordBatch, name: str, pattern: str = WITH_COMMA) -> Any:
     """Give a column that may hold numbers as texts, with a point where the file has a decimal comma."""
     column = _decoded(batch.column(name))
     if is_text(column.type) and (batch.schema.metadata or {}).get(DECIMAL) == b",":
-        column = pc.replace_substring_regex(column, WITH_COMMA, r"\1.\2")
+        column = pc.replace_substring_regex(column, pattern, r"\1.\2")
     return column
+
+
+def label_column(batch: pa.RecordBatch, name: str) -> Any:
+    """Give the column of the labels: of its texts, whole numbers alone may have a decimal comma."""
+    return with_points(batch, name, WHOLE_WITH_COMMA)
 
 
 def _decoded(column: Any) -> Any:

@@ -223,6 +223,40 @@ def test_one_score_of_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_allclose(found[:, 1], second, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in"])
+def test_a_csv_may_have_one_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
+    given, declared = tmp_path / name, Declared("probabilities")
+    given.write_text("y_score\n0.25\n1e-1\n")
+    found = run(given, tmp_path / "out.parquet", declared=declared)["probabilities"]
+    np.testing.assert_allclose(found, [[0.75, 0.25], [0.9, 0.1]], atol=1e-12)
+    for content in (
+        "0.25\n0.1\n",
+        "y score\n0.1 0.2\n",
+        "%PDF-1.7\n%\n",
+        "y\0score\n1\n",
+        "<p>\n1\n",
+        "text",
+    ):
+        given.write_text(content)
+        with pytest.raises(
+            UsageError, match=r"is no folder of images, and no .parquet|needs one column for|cl"
+        ):
+            run(given, tmp_path / "out.parquet", declared=declared)
+
+
+def test_columns_that_are_left_out_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those without a name, nor those without a value."""
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:2")
+    (tmp_path / "in.csv").write_text("id;age;score;note;;\n7;30;0,5;;;\n8;40;-0,5;;;\n")
+    says = r"score of '1', set --ignore id,age\. Columns left out are kept beside the predictions\."
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path / "in.csv", tmp_path / "out.parquet")
+    found = run(tmp_path / "in.csv", tmp_path / "out.parquet", declared=Declared(ignore=("id", "age")))
+    assert [*found] == ["id", "age", "note", *bulk.COLUMNS]
+    assert (found["id"], found["index"]) == (["7", "8"], [1, 0])
+
+
 WRONG = [[np.nan if row == 12 else score for score in scores] for row, scores in enumerate(LOGITS.tolist())]
 
 

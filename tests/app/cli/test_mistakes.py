@@ -88,6 +88,15 @@ def test_a_service_names_it_alike(boxcal: Boxcal, url: str, arguments: tuple[str
     assert says in refused(boxcal, 2, *arguments, "--url", url)
 
 
+@pytest.mark.parametrize("command", ["fit", "evaluate", "compare"])
+def test_a_pipe_is_no_file(boxcal: Boxcal, command: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(pipe, b"0,1,label\n1,2,0\n")
+    assert "pipe is a pipe, which cannot be read twice" in refused(boxcal, 2, command, tmp_path / "pipe")
+    os.close(pipe)
+
+
 def test_settings_are_named_as_they_are_set(
     boxcal: Boxcal, image: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from boxcal.app.cli.monitor import _times
 from boxcal.calibrators import Calibrator, fit
 from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.calibrators.monitoring.calibration_test import CalibrationTest
@@ -146,6 +149,22 @@ def test_a_label_of_minus_one_may_have_decimals(boxcal: Boxcal, tmp_path: Path) 
     (tmp_path / "log.csv").write_text("0,1,label\n" + "2.5,-2.0,0.0\n-2.5,2.0,1.0\n1.0,-0.5,-1.0\n" * 20)
     found = boxcal("monitor", tmp_path / "log.csv", "--json").json
     assert (found["predictions"], found["labels"]) == (60, 40)
+
+
+def test_labels_of_numbers_with_gaps_and_texts_of_digits(boxcal: Boxcal, tmp_path: Path) -> None:
+    """A label of -1 is none, whatever the names of the classes look like."""
+    (tmp_path / "log.csv").write_text("00,01,label\n" + "2.5,-2.0,00\n-2.5,2.0,01\n1.0,-0.5,-1.0\n" * 20)
+    found = boxcal("monitor", tmp_path / "log.csv", "--json").json
+    assert (found["predictions"], found["labels"]) == (60, 40)
+    (tmp_path / "log.csv").write_text("0;1;label\n" + "2,5;-2,0;0,0\n-2,5;2,0;1,0\n" * 20)
+    assert boxcal("monitor", tmp_path / "log.csv", "--json").json["labels"] == 40
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_of_nanoseconds_need_no_pandas(zone: str | None) -> None:
+    (found,) = _times(pa.array([1_500_001_999], pa.timestamp("ns", zone)))
+    assert type(found) is datetime
+    assert found.isoformat()[:26] == "1970-01-01T00:00:01.500001"
 
 
 def test_columns_of_arrays_are_matched_with_the_classes(boxcal: Boxcal, tmp_path: Path) -> None:

@@ -173,6 +173,39 @@ def test_floats_of_whole_numbers_name_classes_without_decimals(form: str, tmp_pa
         assert_same(data, one)
 
 
+@pytest.mark.parametrize("form", ["csv", "records", "parquet", "arrow"])
+@pytest.mark.parametrize("names", [("1.0", "1.5", "2.0"), ("0.5", "1.0")])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_floats_name_classes_of_fractions(
+    form: str, names: tuple[str, ...], is_known: bool, tmp_path: Path
+) -> None:
+    one = given(names)
+    body = written(form, one, np.array(names, float)[one.labels])
+    data = read(body, tmp_path, names if is_known else None)
+    assert data.classes == list(names)
+    assert_same(data, one)
+
+
+@pytest.mark.parametrize("form", ["csv", "records", "parquet"])
+@pytest.mark.parametrize("known", [None, ("0", "1")])
+@pytest.mark.parametrize("start", ["", "p_"])
+def test_booleans_are_labels_of_the_classes_0_and_1(
+    form: str, known: tuple[str, ...] | None, start: str, tmp_path: Path
+) -> None:
+    one = given(("0", "1"))
+    for number, labels in enumerate((one.labels == 1, np.array(["FALSE", "TRUE"])[one.labels])):
+        table = frame(one, labels).rename(columns={"0": f"{start}0", "1": f"{start}1"})
+        data = read(TABLES[form](table), tmp_path / str(number), known)
+        assert data.classes == ["0", "1"]
+        assert_same(data, one)
+
+
+def test_a_boolean_is_no_index_where_a_class_is_named_so() -> None:
+    assert as_indices(np.array(["true", "false"]), ("true", "false")).tolist() == [0, 1]
+    with pytest.raises(InvalidUpload, match=r"labels\[0\] is 'TRUE', which is no class of the model"):
+        as_indices(np.array(["TRUE"]), ("true", "false"))
+
+
 @pytest.mark.parametrize("names", [("<=50K", ">50K"), ("[0, 10)", "[10, 20)"), ("[0, 10]", "(10, 20]")])
 def test_a_csv_may_begin_with_the_name_of_a_range(names: tuple[str, ...], tmp_path: Path) -> None:
     one = given(names)
@@ -412,6 +445,38 @@ def test_points_in_other_cells_are_no_decimal_points(header: str, cell: str, tmp
     np.testing.assert_array_equal(logits, [[0.25, -0.5], [0.25, 0.15]] * 15)
 
 
+@pytest.mark.parametrize("classes", [None, ("0", "1")])
+def test_whole_numbers_among_labels_may_have_a_decimal_comma(
+    classes: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    data = read(b"0;1;label\n0,25;-0,5;0,0\n-1,25;0,5;1,00\n" + b"0,5;1;1,0\n" * 20, tmp_path, classes)
+    assert data.classes == ["0", "1"]
+    assert data.arrays()[1].tolist() == [0] + 21 * [1]
+
+
+def test_columns_without_a_name_or_a_value_are_left_out(tmp_path: Path) -> None:
+    """Spreadsheets end each row with the delimiters of columns that were emptied."""
+    table = "cat;dog;label;note;;\n" + "0,25;-0,5;cat;;;\n-1,25;0,5;dog;;;\n" * 15
+    for number, known in enumerate((None, ("cat", "dog"))):
+        data = read(table.encode(), tmp_path / str(number), known)
+        np.testing.assert_array_equal(data.arrays()[0], [[0.25, -0.5], [-1.25, 0.5]] * 15)
+        assert [note["message"] for note in data.notes] == [
+            "columns that are no class were left out: ``, `note`"
+        ]
+    for form in ("records", "parquet"):
+        body = TABLES[form](frame(ONE, note=None))
+        assert_same(read(body, tmp_path / form), ONE)
+
+
+@pytest.mark.parametrize("form", ["csv", "records", "parquet"])
+def test_a_class_without_a_value_is_not_left_out(form: str, tmp_path: Path) -> None:
+    body = TABLES[form](frame(ONE).assign(cat=None))
+    with pytest.raises(InvalidUpload, match=r"'cat' is that of a class, but .* it holds no value\."):
+        read(body, tmp_path)
+    with pytest.raises(InvalidUpload, match=r"cat.* is missing|must hold numbers, got null"):
+        read(body, tmp_path, NAMES)
+
+
 @pytest.mark.parametrize("classes", [None, ("no", "yes")])
 def test_a_missing_name_of_a_class_is_named(classes: tuple[str, str] | None, tmp_path: Path) -> None:
     with pytest.raises(InvalidUpload, match=r"label\[30\] is missing"):
@@ -581,6 +646,13 @@ def test_one_column_of_another_name_or_kind_is_refused(tmp_path: Path) -> None:
         read(npz(logits=ODDS, labels=SINGLE.labels), tmp_path, NAMES)
 
 
+def test_one_score_of_known_classes_is_named(tmp_path: Path) -> None:
+    body = b"id,age,probability,label\n" + b"1,30,0.25,0\n2,40,0.75,1\n" * 9
+    says = r"'id' is no class of the model .* If `probability` is the score of '1', set ignore=id,age\.$"
+    with pytest.raises(InvalidUpload, match=says):
+        read(body, tmp_path, ("0", "1"))
+
+
 def test_several_labels_at_once_are_named(tmp_path: Path) -> None:
     hot = np.eye(4)[ONE.labels]
     with pytest.raises(InvalidUpload, match=r"one-hot.*argmax"):
@@ -595,10 +667,11 @@ def test_several_labels_at_once_are_named(tmp_path: Path) -> None:
             read(body, tmp_path)
 
 
-def zipped(name: str, content: bytes = b"") -> bytes:
+def zipped(name: str, content: bytes = b"", *others: str) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr(name, content)
+        for one in (name, *others):
+            archive.writestr(one, content)
     return out.getvalue()
 
 
@@ -640,6 +713,10 @@ FOREIGN = {
         b"id,age,probability,label\n" + b"1,30,0.25,0\n2,40,0.75,1\n" * 9,
         "If `probability` is the score of '1', set ignore=id,age.$",
     ),
+    "labels that are missing": (
+        f"{CSV}1,2,3,4,NA\n".encode(),
+        r"are `ape`, `bee`, `cat`, `dog`. If 'NA' says that a label is missing, leave out those rows\.$",
+    ),
     "rows of no scores": (
         json.dumps({"logits": [[]] * 30, "labels": [0] * 30}).encode(),
         "`logits` has no numbers in its rows; it needs one for each class",
@@ -648,7 +725,9 @@ FOREIGN = {
         frame(ONE).to_json().encode(),
         r"member 'ape'; .* A table is a list with an object for each row\.$",
     ),
-    "xlsx": (zipped("xl/workbook.xml"), "Excel file"),
+    "xlsx": (zipped("xl/workbook.xml", b"", "xl/media/image1.png"), "Excel file"),
+    "ods": (zipped("mimetype", b"", "content.xml", "Thumbnails/thumbnail.png"), "OpenDocument"),
+    "the delimiter for Excel": (b"sep=;\r\n" + CSV.replace(",", ";").encode(), "Excel; remove that line"),
     "zipped CSV": (zipped("t.csv", CSV.encode()), "a table in a .zip; unpack it, or compress it with gzip"),
     "damaged gzip": (gzip.compress(CSV.encode())[:-9], "no readable .gz"),
     "xz": (b"\xfd7zXZ\x00" + bytes(40), "compressed with xz"),
