@@ -182,6 +182,8 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
             array = values.to_numpy(dtype=np.float64, na_value=np.nan)
     if array.dtype.kind not in "fiub":
         raise InvalidDataError(f"{name} must hold numbers, not {array.dtype}")
+    if np.ma.is_masked(values):
+        raise InvalidDataError(f"{name} has masked values: leave these rows out")
     return array
 
 

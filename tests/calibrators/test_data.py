@@ -27,6 +27,12 @@ def changed(row: int, column: int, value: float) -> np.ndarray:
     [
         (changed(2, 1, math.nan), LABELS, "row 2, class 1 is nan"),
         (changed(3, 0, math.inf), LABELS, "row 3, class 0 is inf"),
+        (
+            np.ma.masked_equal(changed(2, 1, 5.0), 5.0),
+            LABELS,
+            "logits has masked values: leave these rows out",
+        ),
+        (GOOD, np.ma.masked_equal(LABELS, 2), "labels has masked values"),
         (np.zeros(4), LABELS, r"shape \(N, K\), not \(4,\)"),
         (np.zeros((4, 1)), np.zeros(4, int), "K = 1"),
         (GOOD[:1], LABELS[:1], "N = 1"),
