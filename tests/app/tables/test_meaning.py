@@ -23,6 +23,7 @@ import torch
 from boxcal.app.http.problems import BoxcalError, InvalidUpload
 from boxcal.app.tables.file_part import FilePart
 from boxcal.app.tables.formats import BLOCK_BYTES, _whole_rows
+from boxcal.app.tables.kinds import table_kind
 from boxcal.app.tables.labels import Declared, as_indices
 from tests.app.fitting.validation_data import npz
 from tests.app.tables.sets import TABLES, Given, arrays_of, frame, given, read
@@ -736,7 +737,10 @@ FOREIGN = {
     "XML": (b'<?xml version="1.0"?>\n<a>,', "HTML or XML"),
     "rows of numbers in JSON": (b"[0.5, 1]\n[1, 2]\n", "it is a list in JSON; records are read"),
     "a list in JSON, over lines": (b"[0.5,\n1,\n", "it is a list in JSON; records are read"),
-    "one .npy": (npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50), "one .npy array"),
+    "one .npy": (
+        npz(a=np.ones(3))[:0] + b"\x93NUMPY" + bytes(50),
+        r"one .npy array; .* \(with --labels FILE\)",
+    ),
     "the predicted class alone": (
         b"label,predicted,confidence\n" + b"ape,ape,0.9\nbee,cat,.7\ncat,cat,.8\n" * 9,
         "are `confidence`; `predicted` holds 'ape'. .*scores of all classes.* 1 if the prediction is right",
@@ -818,6 +822,27 @@ def test_a_column_that_holds_no_groups_is_refused(name: str, says: str, tmp_path
     body = TABLES["csv"](frame(ONE).assign(patient=1))
     with pytest.raises(InvalidUpload, match=says):
         read(body, tmp_path, NAMES, Declared(group=name))
+
+
+@pytest.mark.parametrize(
+    ("start", "is_named", "kind"),
+    [
+        (b"text\nhello\n", True, "csv"),
+        (b"text\nhello\n", False, None),
+        (b"score\r\n-1.5e-3\r\n", False, "csv"),
+        (b"0.5\n0.25\n", True, None),
+        (b"0.5\n0.25\n", False, None),
+        (b"<p>\n1\n", True, None),
+        (b"a\0b\n1\n", True, None),
+        (b"a\x01b\n1\n", True, None),
+        (b"text", True, None),
+        (b"sep=;\r\na;b\r\n", True, None),
+    ],
+)
+def test_a_table_of_one_column_has_numbers_or_the_name_of_a_csv(
+    start: bytes, is_named: bool, kind: str | None
+) -> None:
+    assert table_kind(start, is_csv=is_named) == kind
 
 
 def test_gzip_is_unpacked_within_the_limit(tmp_path: Path) -> None:
