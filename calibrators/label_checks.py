@@ -188,13 +188,12 @@ class Regression(NamedTuple):
 def logistic(inputs: Floats, offset: Floats, events: Floats, weights: Floats) -> Regression | None:
     """Fit a logistic regression of events (N,), 0 or 1, on inputs (N, M); None if there is no optimum.
 
-    `offset`: log odds (N,) that are given. `weights`: (N,). Newton's method from slopes of 1; the first input
-    is the constant 1.
+    `offset`: log odds (N,) that are given. `weights`: (N,). Newton's method from 0, where no probability is
+    so near to 0 or 1 that its curvature vanishes; the first input is the constant 1.
     """
     if not 0.0 < weights @ events < weights.sum():
         return None
     point = np.zeros(inputs.shape[1])
-    point[1:] = 1.0
     for _ in range(STEPS):
         with np.errstate(over="ignore"):
             p = 1.0 / (1.0 + np.exp(-(offset + inputs @ point)))

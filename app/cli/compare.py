@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,6 +140,8 @@ def _verdict(comparison: MethodComparison) -> str:
     change = best.scores["nll"].change
     if change is None:
         return f"No method has a lower NLL than {best.method}."
+    if not math.isfinite(change.value):
+        return f"{best.method} has the lowest NLL; that of {best.base} is infinite."
     clear = "" if change.high < 0 else ", which is not clear"
     return (
         f"{best.method} has the lowest NLL, {change.value:+.4f} against {best.base}{clear} "

@@ -251,12 +251,16 @@ def metrics_table(metrics: dict[str, Any]) -> Table:
             TITLES.get(name, name),
             _number(sides["before"]["value"]),
             _number(sides["after"]["value"]),
-            _estimate(sides["difference"]),
+            _estimate(
+                sides["difference"], "infinite" if sides["after"]["value"] is None else "no longer infinite"
+            ),
         )
     return table
 
 
-def _estimate(estimate: dict[str, float | None]) -> str:
+def _estimate(estimate: dict[str, float | None], otherwise: str) -> str:
+    if estimate["value"] is None:
+        return otherwise
     value, low, high = (_number(estimate[part], "+.4f") for part in ("value", "low", "high"))
     return f"{value} ({low} to {high})"
 

@@ -164,7 +164,9 @@ def _metrics(report: Mapping[str, Any]) -> Iterable[str]:
         elif change["low"] is not None and change["low"] > 0:
             kind = "higher"
         cells = [escape(NAMES.get(name, name)), _interval(values["before"]), _interval(values["after"])]
-        rows.append([*cells, f'<span class="{kind}">{_interval(change, sign="+")}</span>'])
+        is_over = change["value"] is None and values["after"]["value"] is not None
+        shown = "no longer infinite" if is_over else _interval(change, sign="+")
+        rows.append([*cells, f'<span class="{kind}">{shown}</span>'])
     yield table(["Metric", "Before", "After", "Difference"], rows)
 
 
@@ -200,7 +202,7 @@ def _changes(report: Mapping[str, Any]) -> Iterable[str]:
                 f" {bound['probabilities']:,} probabilities of {bound['samples']:,} samples</li>"
             )
     limit = report.get("smooth_calibration_bound")
-    if limit:
+    if limit and limit["bound"] <= 1:
         yield (
             f"<li>The smooth calibration error is at most {limit['bound']:.4g} with probability"
             f" {1 - limit['delta']:.0%} (a theorem on probability bounding)</li>"

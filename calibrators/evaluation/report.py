@@ -390,8 +390,12 @@ def reliability_of(
 
 
 def _smooth_bound(method: str, data: ValidationSet, seed: int) -> SmoothCalibrationBound | None:
-    """Bound the calibration error as the paper proves it, which is of bounds fitted to all the samples."""
-    if data.num_classes != 2 or method not in BOUND_MAPS or data.weights is not None:
+    """Bound the calibration error as the paper proves it, which is of bounds fitted to all the samples.
+
+    The samples are independent there: none for weights, groups and copies.
+    """
+    is_covered = data.weights is None and data.units is None
+    if data.num_classes != 2 or method not in BOUND_MAPS or not is_covered:
         return None
     calibrator = fit_set(method, data, seed=seed)
     bounds = calibrator.fitted_bounds

@@ -74,6 +74,8 @@ class Verdict:
 
     def _shown(self, name: str) -> str:
         one = self.differences[name]
+        if not math.isfinite(one.value):
+            return f"{NAMES[name]} ({'no longer ' if one.value < 0 else ''}infinite)"
         return f"{NAMES[name]} ({one.value:+.3g}, interval [{one.low:+.3g}, {one.high:+.3g}])"
 
     def to_dict(self) -> dict[str, Any]:

@@ -204,6 +204,16 @@ def test_a_report_begins_with_what_to_do(said: str, report: dict[str, Any]) -> N
     assert sentence(report) == said
 
 
+def test_a_loss_that_is_no_longer_infinite_has_no_number() -> None:
+    """The logits of some labels lie 800 below others: their probabilities are 0."""
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(400, 2)), rng.integers(0, 2, 400)
+    logits[np.arange(20), labels[:20]] -= 800.0
+    reason = cross_fitted_report("pb", logits, labels).to_dict()["against"]["reason"]
+    assert "NLL (no longer infinite) is significantly lower than with `uncalibrated`" in reason
+    assert "nan" not in reason
+
+
 def test_against_an_active_calibrator_the_sentence_names_it() -> None:
     report = document(FALLS)
     differences = {name: one["difference"] for name, one in document(OPEN)["metrics"].items()}

@@ -81,6 +81,8 @@ def test_the_bound_holds_for_fitted_probability_bounding_and_is_in_its_report() 
     assert found.gap > 0
     assert true_error**2 <= found.gap / 2  # with 4,000 samples the deviation is not even needed
     assert true_error <= found.bound
+    grouped = cross_fitted_report("pb", logits, labels, folds=2, groups=np.arange(4000) // 2).to_dict()
+    assert grouped["smooth_calibration_bound"] is None
     for method, expected in (("pb", found.to_dict()), ("ts", None)):
         document = cross_fitted_report(method, logits, labels, folds=2).to_dict()
         assert document["smooth_calibration_bound"] == expected

@@ -56,6 +56,17 @@ def test_slope_is_that_of_scikit_learn_and_the_intercept_that_of_a_bisection() -
     assert found.slope.low < 0.6 < found.slope.high
 
 
+@pytest.mark.parametrize(("spread", "slope"), [(2.0, 0.2), (4.0, 0.3), (6.0, 0.3), (8.0, 0.05), (1.0, 4.0)])
+def test_models_that_are_far_too_sure_have_a_slope(spread: float, slope: float) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(10):
+        odds = spread * rng.normal(size=600)
+        y = (rng.random(600) < 1.0 / (1.0 + np.exp(-slope * odds))).astype(np.int64)
+        found = judged(1.0 / (1.0 + np.exp(-odds)), y).slope.value
+        model = LogisticRegression(C=1e12, tol=1e-10).fit(odds[:, None], y)
+        assert found == pytest.approx(model.coef_[0, 0], abs=1e-4)
+
+
 def test_intervals_cover_the_truth_and_the_test_is_uniform() -> None:
     covered, values = np.zeros(3), []
     for seed in range(400):
