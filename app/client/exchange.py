@@ -67,9 +67,10 @@ class RetryPolicy:
     retries
         Maximum number of retries; 0 for none.
     longest_wait
-        No retry begins later than this many seconds after the call. A longer `Retry-After` raises at once.
+        No retry begins later than this many seconds after the call. A longer wait raises at once.
     first_wait
-        Seconds before the first retry where the service names none; each further wait is doubled.
+        Seconds before the first retry where the service names none; each further wait is doubled. Every wait
+        is up to a tenth longer, so that many clients do not retry at once.
     """
 
     retries: int = 4
@@ -79,21 +80,22 @@ class RetryPolicy:
 
 def attempts(call: Call[Any], policy: RetryPolicy) -> Any:
     """Give the attempts of a call, each a context manager that catches what the next one may repair."""
-    began = time.monotonic()
+    began, doubled = time.monotonic(), policy.first_wait
 
     def backoff(error: Exception) -> bool | float:
+        nonlocal doubled
+        if not _may_retry(call, error):
+            return False
         retry_after = getattr(error, "retry_after", None)
-        if retry_after is None or not _may_retry(call, error):
-            return _may_retry(call, error)
-        wait = float(retry_after) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads the load of many clients
+        wait = doubled if retry_after is None else float(retry_after)
+        wait *= random.uniform(1.0, 1.1)  # noqa: S311 - spreads the load of many clients
+        doubled *= 2
         return wait if time.monotonic() - began + wait <= policy.longest_wait else False
 
     return stamina.retry_context(
         backoff,
         attempts=policy.retries + 1 if policy.longest_wait > 0 else 1,
-        timeout=policy.longest_wait,
-        wait_initial=policy.first_wait,
-        wait_jitter=policy.first_wait,
+        timeout=None,
     )
 
 

@@ -3,6 +3,7 @@
 import email.utils
 import inspect
 import pickle
+import random
 import socket
 import time
 
@@ -121,6 +122,30 @@ def test_the_number_of_retries_is_limited(ask: Ask) -> None:
     with scripted(fit=[refusal()]) as script, pytest.raises(UnavailableError, match="1024 samples wait"):
         ask(script.url, "fit", b"npz", retries=QUICK)
     assert script.count("/fit") == 1 + QUICK.retries
+
+
+@pytest.mark.parametrize(
+    ("first", "longest", "begun"),
+    [
+        (1.0, 10.0, [0.0, 1.1, 3.3, 7.7]),
+        (8.0, 30.0, [0.0, 8.8, 26.4]),
+        (0.9, 1.0, [0.0, 0.99]),
+        (0.95, 1.0, [0.0]),
+        (0.1, 0.0, [0.0]),
+    ],
+)
+def test_waits_double_and_no_retry_begins_later_than_the_longest_wait(
+    first: float, longest: float, begun: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock[-1] + seconds))
+    monkeypatch.setattr(random, "uniform", lambda _, high: high)
+    policy = RetryPolicy(retries=9, longest_wait=longest, first_wait=first)
+    refusing = httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(503)))
+    with pytest.raises(UnavailableError):
+        BoxcalClient(http_client=refusing, retries=policy).metrics()
+    assert clock == pytest.approx(begun)
 
 
 @pytest.mark.parametrize("is_date", [False, True])
