@@ -111,7 +111,7 @@ def parsed(call: Call[T], response: httpx.Response) -> T:
         raise _problem(response)
     try:
         return call.parse(response)
-    except (ValidationError, ValueError, KeyError) as error:
+    except (ValidationError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.UnreadableAnswerError(
             f"{response.request.url} answered something else than this client expects: {error}"
         ) from error
@@ -142,7 +142,7 @@ def _may_retry(call: Call[Any], error: Exception) -> bool:
 def _problem(response: httpx.Response) -> errors.ClientError:
     try:
         problem = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         problem = None
     if not isinstance(problem, dict):
         text = " ".join(response.text.split())[:200]

@@ -38,6 +38,7 @@ ANSWER = {
     "predictions": [{"label": "7", "index": 7, "probability": 0.75, "top": []}],
     "timing_ms": {"total": 1.5},
 }
+DEEP = b"[" * 100_000
 QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
 
 
@@ -198,6 +199,9 @@ def test_a_problem_keeps_every_member(ask: Ask) -> None:
         (Reply(500, {"detail": "d"}), ServiceFaultError, "d"),
         (Reply(504, {"detail": "d"}), ServiceFaultError, "d"),
         (Reply(200, {"predictions": "no"}), UnreadableAnswerError, "/predict answered"),
+        (Reply(200, [1]), UnreadableAnswerError, "/predict answered"),
+        (Reply(200, body=DEEP), UnreadableAnswerError, "/predict answered"),
+        (Reply(500, body=DEEP), UnreadableAnswerError, "/predict answered HTTP 500, no problem document"),
         (Reply(200, body=b"<html>"), UnreadableAnswerError, "/predict answered"),
         (Reply(418, body=b"teapot"), UnreadableAnswerError, "/predict answered"),
     ],
@@ -207,6 +211,14 @@ def test_statuses_and_other_services_have_their_own_errors(
 ) -> None:
     with scripted(predict=[reply]) as script, pytest.raises(kind, match=says):
         ask(script.url, "predict", b"x")
+
+
+@pytest.mark.parametrize(
+    "reply", [Reply(200, {"fits": 5}), Reply(200, {"fits": None}), Reply(200, body=DEEP)]
+)
+def test_a_list_of_another_service_is_unreadable(ask: Ask, reply: Reply) -> None:
+    with scripted(fits=[reply]) as script, pytest.raises(UnreadableAnswerError, match=r"/fits.* answered"):
+        ask(script.url, "fits")
 
 
 def test_a_fit_that_failed_is_told_through_a_process_pool() -> None:
