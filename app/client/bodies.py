@@ -79,19 +79,25 @@ def options_document(options: AnswerOptions) -> dict[str, Any]:
         k: v for k, v in options.items() if k not in ("lower", "upper") and v is not None
     }
     bounds = {
-        side: _bound(value)
+        side: _bound(value, side)
         for side in ("lower", "upper")
         if (value := cast("BoundValue | None", options.get(side))) is not None
     }
     return document | ({"bounds": bounds} if bounds else {})
 
 
-def _bound(value: Any) -> Any:
+def _bound(value: Any, side: str) -> Any:
     """Give a bound as JSON has it; a Series of pandas with an index of its own is one by label."""
+    _refuse_masked(value, side)
     is_series = hasattr(value, "items") and list(value.keys()) != list(range(len(value)))
     if isinstance(value, Mapping) or is_series:
         return {str(label): float(number) for label, number in value.items()}
     return np.asarray(value, dtype=np.float64).tolist()
+
+
+def _refuse_masked(values: Any, name: str) -> None:
+    if np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked values: leave them out or fill them")
 
 
 def array_body(
@@ -174,12 +180,14 @@ def float_array(array: npt.ArrayLike) -> Floats:
             "the columns of a DataFrame are not matched with the classes here: bring them into the order of "
             "`labels` in client.model(), and pass .to_numpy()"
         )
+    _refuse_masked(array, "the array")
     values = np.asarray(array)
     return np.ascontiguousarray(values, dtype=values.dtype if values.dtype.kind == "f" else np.float64)
 
 
 def label_array(labels: npt.ArrayLike) -> npt.NDArray[Any]:
     """Return class names or indices (N,), which as Python's objects no file format could hold."""
+    _refuse_masked(labels, "labels")
     values = np.asarray(labels)
     if values.dtype != object:
         return values

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from boxcal.models.digits_data import Digits
 from tests.app.client.both import Ask
 from tests.app.fitting.validation_data import overconfident, validation_npz
 
+MASKED = np.ma.array([[1.0, 2.0], [3.0, 4.0]], mask=[[False, False], [False, True]])
 PLAIN = {"probabilities": True, "calibrator": 0}
 
 
@@ -122,6 +124,26 @@ def test_labels_are_sent_as_texts_or_numbers() -> None:
             TypeError, match=r"labels\[1\] is .*; a label is the name or the index of a class"
         ):
             calls.fit_arrays([[0.0, 1.0]] * 2, np.array(["dog", missing], object))
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: calls.calibrate(MASKED), "the array"),
+        (lambda: calls.calibrate_probabilities(MASKED), "the array"),
+        (lambda: calls.predict_features(MASKED), "the array"),
+        (lambda: calls.fit_arrays(MASKED, [0, 1]), "the array"),
+        (lambda: calls.fit_arrays([[0.0, 1.0]] * 2, np.ma.array([0, 1], mask=[False, True])), "labels"),
+        (lambda: calls.calibrate([[0.0, 1.0]], upper=cast("Any", MASKED[1])), "upper"),
+    ],
+)
+def test_masked_values_are_refused(call: Callable[[], object], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} has masked values: leave them out or fill them$"):
+        call()
+
+
+def test_an_array_that_masks_nothing_is_sent() -> None:
+    assert bodies.float_array(np.ma.array([[1.0, 2.0]])).tolist() == [[1.0, 2.0]]
 
 
 def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
