@@ -52,13 +52,15 @@ class AnswerOptions(TypedDict, total=False):
     explain
         Whether each prediction has its mapped logits and the fitted bounds.
     feedback
-        Whether each prediction has an `id` for `feedback`; the service keeps its logits.
+        Whether each prediction has an `id` for `feedback`; the service keeps its logits. Such a request is
+        not sent again after a lost connection.
     prior_adjustment
         Whether probabilities are adjusted to the class frequencies of recent predictions.
     calibrator
         A version of the registry (0 is `uncalibrated`) instead of the active one.
     timeout_ms
-        Milliseconds after which the service stops and answers 504 (ServiceFaultError).
+        Milliseconds after which the service stops and answers 504 (ServiceFaultError). Beyond 30 s, the
+        client waits that much longer too.
     """
 
     lower: BoundValue
@@ -76,7 +78,9 @@ class AnswerOptions(TypedDict, total=False):
 def options_document(options: AnswerOptions) -> dict[str, Any]:
     """Return options in the contract's form, the two bounds under `bounds`."""
     document: dict[str, Any] = {
-        k: v for k, v in options.items() if k not in ("lower", "upper") and v is not None
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in options.items()
+        if name not in ("lower", "upper") and value is not None
     }
     bounds = {
         side: _bound(value, side)

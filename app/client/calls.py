@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -51,7 +52,7 @@ def predict(*images: ImageSource, **options: Unpack[AnswerOptions]) -> Call[Answ
         raise ValueError("predict needs at least one image")
     files = [("file", image_part(image, position)) for position, image in enumerate(images)]
     form = {"files": files, "data": {"options": json.dumps(options_document(options))}}
-    return Call("POST", "/predict", _answer, form)
+    return _answering("/predict", form, options)
 
 
 def predict_tensors(
@@ -65,7 +66,7 @@ def predict_tensors(
         Floats of shape (N, *input_shape); or, for a model of tokens, N rows of integers for each named input,
         such as `{"input_ids": [[5, 7], [9]]}`.
     """
-    return Call("POST", "/predict", _answer, tensors_body(tensors, options))
+    return _answering("/predict", tensors_body(tensors, options), options)
 
 
 def predict_features(rows: FeatureRows, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
@@ -77,17 +78,17 @@ def predict_features(rows: FeatureRows, /, **options: Unpack[AnswerOptions]) -> 
         An array (N, D); a list of rows, each a list of values or an object of values by name; N values for
         each name; or a DataFrame, whose columns are the features by name. None and NaN are missing values.
     """
-    return Call("POST", "/predict", _answer, features_body(rows, options))
+    return _answering("/predict", features_body(rows, options), options)
 
 
 def predict_texts(*texts: str, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Classify texts (`POST /predict`) in one request."""
-    return Call("POST", "/predict", _answer, inputs_body([{"text": text} for text in texts], options))
+    return _answering("/predict", inputs_body([{"text": text} for text in texts], options), options)
 
 
 def calibrate(logits: npt.ArrayLike, /, **options: Unpack[AnswerOptions]) -> Call[Answer]:
     """Turn logits of a model that runs elsewhere, shape (N, K), into probabilities (`POST /calibrate`)."""
-    return Call("POST", "/calibrate", _answer, array_body(logits, options, lambda rows: {"logits": rows}))
+    return _answering("/calibrate", array_body(logits, options, lambda rows: {"logits": rows}), options)
 
 
 def calibrate_probabilities(
@@ -97,7 +98,19 @@ def calibrate_probabilities(
     sent = array_body(probabilities, options, lambda rows: {"probabilities": rows})
     if "params" in sent:
         sent["params"] = {**sent["params"], "scores": "probabilities"}
-    return Call("POST", "/calibrate", _answer, sent)
+    return _answering("/calibrate", sent, options)
+
+
+def _answering(path: str, sent: Mapping[str, Any], options: AnswerOptions) -> Call[Answer]:
+    timeout = min(float(options.get("timeout_ms") or 0.0) / 1000, LONGEST_SECONDS)
+    return Call(
+        "POST",
+        path,
+        _answer,
+        sent,
+        has_effect=bool(options.get("feedback")),
+        extra_seconds=max(0.0, timeout - SERVICE_SECONDS),
+    )
 
 
 def _answer(response: httpx.Response) -> Answer:
@@ -106,6 +119,10 @@ def _answer(response: httpx.Response) -> Answer:
 
 Result = TypeVar("Result", bound=BaseModel)
 
+SERVICE_SECONDS = 30.0
+"""The service's default timeout, which the client's own timeout covers."""
+LONGEST_SECONDS = 86_400.0
+"""A timeout that sockets take; they take no infinite one."""
 COMPARE_SECONDS = 420.0
 """Longest check and comparison in the service."""
 FEEDBACK_SECONDS = 10.0
@@ -309,17 +326,21 @@ def fits(limit: int = 100, before: str | None = None) -> Call[list[Fit]]:
 
 def fit_state(fit_id: str) -> Call[Fit]:
     """Ask for the state of a fit (`GET /fits/{id}`)."""
-    return Call("GET", f"/fits/{fit_id}", _one(Fit))
+    return Call("GET", _fit(fit_id), _one(Fit))
 
 
 def cancel_fit(fit_id: str) -> Call[Fit]:
     """Cancel a fit that waits or runs (`DELETE /fits/{id}`)."""
-    return Call("DELETE", f"/fits/{fit_id}", _one(Fit))
+    return Call("DELETE", _fit(fit_id), _one(Fit))
 
 
 def fit_events(fit_id: str) -> Call[None]:
     """Open the stream of a fit's states (`GET /fits/{id}/events`)."""
-    return Call("GET", f"/fits/{fit_id}/events", lambda _: None)
+    return Call("GET", f"{_fit(fit_id)}/events", lambda _: None)
+
+
+def _fit(fit_id: str) -> str:
+    return f"/fits/{quote(fit_id, safe='')}"
 
 
 def calibrators(limit: int = 100, before: int | None = None) -> Call[list[CalibratorDocument]]:

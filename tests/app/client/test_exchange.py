@@ -6,6 +6,7 @@ import pickle
 import random
 import socket
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -42,7 +43,7 @@ DEEP = b"[" * 100_000
 QUICK = RetryPolicy(retries=3, longest_wait=5.0, first_wait=0.01)
 
 
-EFFECTS = [("rollback", "calibrators_rollback"), ("fit", "fit")]
+EFFECTS = [("rollback", "calibrators_rollback"), ("fit", "fit"), ("calibrate", "calibrate")]
 
 
 def refusal(kind: str = "queue-full", **headers: str) -> Reply:
@@ -97,9 +98,11 @@ def test_a_call_with_effects_is_retried_where_the_service_refused_before_any_wor
 def test_a_call_with_effects_is_not_retried_after_anything_else(
     ask: Ask, name: str, path: str, reply: Reply, error: type[Exception]
 ) -> None:
-    arguments = (b"npz",) if name == "fit" else ()
+    arguments: dict[str, Any] = {"fit": b"npz", "calibrate": [[0.0, 1.0]]}
+    sent = [arguments[name]] if name in arguments else []
+    options = {"feedback": True} if name == "calibrate" else {}
     with scripted(**{path: [reply]}) as script, pytest.raises(error):
-        ask(script.url, name, *arguments, retries=QUICK)
+        ask(script.url, name, *sent, retries=QUICK, **options)
     assert len(script.asked) == 1
 
 

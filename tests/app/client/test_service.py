@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httpx
 import numpy as np
@@ -146,6 +147,33 @@ def test_an_array_that_masks_nothing_is_sent() -> None:
     assert bodies.float_array(np.ma.array([[1.0, 2.0]])).tolist() == [[1.0, 2.0]]
 
 
+def test_options_may_be_numbers_of_numpy() -> None:
+    options: Any = {"top_k": np.int64(2), "explain": np.bool_(True), "timeout_ms": np.float32(500.0)}
+    for call in (calls.calibrate([[0.0, 1.0]], **options), calls.predict(b"x", **options)):
+        sent = call.arguments.get("params") or call.arguments["data"]
+        assert json.loads(sent["options"]) == {"top_k": 2, "explain": True, "timeout_ms": 500.0}
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "extra"),
+    [(None, 0.0), (500, 0.0), (30_000, 0.0), (60_000, 30.0), (np.float64(90_000), 60.0), (np.inf, 86_370.0)],
+)
+def test_the_client_waits_as_long_as_the_service_may_take(milliseconds: Any, extra: float) -> None:
+    for call in (
+        calls.calibrate([[0.0, 1.0]], timeout_ms=milliseconds),
+        calls.calibrate_probabilities([[0.0, 1.0]], timeout_ms=milliseconds),
+        calls.predict(b"x", timeout_ms=milliseconds),
+        calls.predict_features(np.zeros((1, 1)), timeout_ms=milliseconds),
+        calls.predict_tensors([[0.0]], timeout_ms=milliseconds),
+    ):
+        assert BoxcalClient()._arguments(call)["timeout"].read == 35.0 + extra
+
+
+def test_ids_are_quoted_in_paths() -> None:
+    asked = [build("a/../b?c#d").path for build in (calls.fit_state, calls.cancel_fit, calls.fit_events)]
+    assert asked == ["/fits/a%2F..%2Fb%3Fc%23d"] * 2 + ["/fits/a%2F..%2Fb%3Fc%23d/events"]
+
+
 def test_a_fit_from_upload_to_rollback(ask: Ask, url: str) -> None:
     before = next(c.version for c in ask(url, "calibrators") if c.active)
     logits, labels = overconfident()
@@ -262,7 +290,7 @@ def test_every_route_has_its_method(url: str) -> None:
                     if one.default is one.empty and one.kind is not one.VAR_KEYWORD
                 )
             )
-            found.add((call.method, call.path))
+            found.add((call.method, unquote(call.path)))
     assert found == routes
 
 
