@@ -101,10 +101,7 @@ def _npz(file: IO[bytes], declared: Declared, classes: Sequence[str] | None) -> 
         raise InvalidUpload(f"The .npz needs `labels`, and `logits` or `probabilities`; it holds {shown}.")
     read = (scores[0], label, TIME, CLASSES)
     if unread := next((name for name in arrays if name not in read), None):
-        leave_out = f"leave it out with ignore={unread:.100}."
-        raise InvalidUpload(
-            f"The .npz has an array {unread!r:.100}, which is not read{hint(unread, read, leave_out)}"
-        )
+        raise _unread("The .npz has an array", unread, read)
     rows = arrays[scores[0]]
     if rows.ndim not in {1, 2} or not rows.size or rows.dtype.kind not in "fiu":
         raise InvalidUpload(
@@ -126,6 +123,11 @@ def _npz(file: IO[bytes], declared: Declared, classes: Sequence[str] | None) -> 
         return log
     labels = np.where(log.labels == UNLABELLED, UNLABELLED, np.argsort(order)[log.labels])
     return replace(log, logits=log.logits[:, order], labels=labels, classes=classes)
+
+
+def _unread(where: str, name: str, read: Sequence[str] = ()) -> InvalidUpload:
+    leave_out = f"leave it out with ignore={name:.100}."
+    return InvalidUpload(f"{where} {name!r:.100}, which is not read{hint(name, read, leave_out)}")
 
 
 def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str] | None) -> PredictionLog:
@@ -158,10 +160,7 @@ def _table(file: IO[bytes], kind: str, declared: Declared, classes: Sequence[str
             texts=table.texts,
         )
         if columns.weight is not None:
-            raise InvalidUpload(
-                f"The table has a column {columns.weight!r:.100}, which is not read; leave it out with "
-                f"ignore={columns.weight:.100}."
-            )
+            raise _unread("The table has a column", columns.weight)
         read = [*columns.names, label, *([TIME] if has_times else ())]
         numbers = () if columns.is_list else columns.names
         for batch in table.batches(read, numbers, BATCH_ROWS):

@@ -240,7 +240,7 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
             strings_can_be_null=False,
             decimal_point=decimal,
         )
-        if len(start) < START_ROWS_BYTES:
+        if len(start) < START_ROWS_BYTES:  # the whole table, read already
             table = pacsv.read_csv(pa.py_buffer(start), reading, parsing, converting)
             found = _valid(iter(table.to_batches()))
         else:

@@ -22,6 +22,7 @@ from boxcal.models.backends.backbone import FeatureBackbone
 from boxcal.models.backends.checks import check_labels, read_labels
 from boxcal.models.backends.onnx_backbone import DTYPES
 from boxcal.models.backends.onnx_file import (
+    AGREEMENT,
     CPU,
     FLOATS,
     LABELS,
@@ -295,10 +296,10 @@ def _declare_labels(
 
 
 def _turn_labels(rows: NDArray[Any], agreed: float, declaration: dict[str, Any], notes: list[str]) -> None:
-    """Turn the labels of two scores round whose largest is never that of the label beside it."""
+    """Turn the labels of two scores round whose largest is not that of the label, as when served."""
     labels: Any = declaration.get("labels")
     is_of_two = declaration["outputs"] == "logits" and rows.shape[1] == 2 and isinstance(labels, list)
-    if is_of_two and agreed == 0.0:
+    if is_of_two and agreed <= 1.0 - AGREEMENT:
         declaration["labels"] = labels[::-1]
         notes.append("`labels` are in the order of the scores, which is not that of the model's own labels.")
 
