@@ -1,11 +1,11 @@
 """Documents of calibrators and activations."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from boxcal.app.schemas import Document
+from boxcal.app.schemas import Document, MayGrow
 
 
 class BackboneName(Document):
@@ -55,7 +55,9 @@ class Activated(Document):
 
     version: int = Field(examples=[1])
     method: str = Field(examples=["ts"])
-    reason: Literal["fit", "request", "rollback", "refit"] = Field(description="Reason of the activation.")
+    reason: Annotated[Literal["fit", "request", "rollback", "refit"], MayGrow] = Field(
+        description="Reason of the activation."
+    )
     activated_at: datetime = Field(examples=["2026-11-21T03:00:00Z"])
 
 

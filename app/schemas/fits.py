@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from boxcal.app.schemas import Document
+from boxcal.app.schemas import Document, MayGrow
 
 ActivatePolicy = Literal["if_better", "always", "never"]
 FitState = Literal["queued", "running", "succeeded", "failed", "cancelled", "interrupted"]
@@ -15,7 +15,7 @@ class FitWarning(Document):
     """A probable problem of the data of a fit, or of its method for these data."""
 
     code: str = Field(description="Stable identifier, for example `duplicates`.", examples=["duplicates"])
-    severity: Literal["warning", "serious"] = Field(
+    severity: Annotated[Literal["warning", "serious"], MayGrow] = Field(
         description="`serious`: the calibrator is not activated unless `activate` is `always`."
     )
     message: str = Field(examples=["12 rows occur more than once."])
@@ -26,14 +26,14 @@ class Fit(Document):
     """The state of a fit; members without a value are omitted."""
 
     id: str = Field(examples=["fc6636e3d795a8bb"])
-    state: FitState = Field(examples=["succeeded"])
+    state: Annotated[FitState, MayGrow] = Field(examples=["succeeded"])
     progress: float = Field(ge=0, le=1, examples=[1.0])
     stage: str = Field(description="Current step.", examples=["done"])
     method: str = Field(
         description="Requested method; if it is `auto`, the calibrator has the selected method.",
         examples=["auto"],
     )
-    activate: ActivatePolicy
+    activate: Annotated[ActivatePolicy, MayGrow]
     samples: int = Field(description="Size of the validation set.", examples=[539])
     calibrator: int | None = Field(None, description="Version of the new calibrator.", examples=[1])
     activated: bool | None = Field(None, description="Whether this version was activated.")

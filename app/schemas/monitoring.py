@@ -1,11 +1,11 @@
 """Documents of feedback and of the monitor."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from boxcal.app.schemas import Document
+from boxcal.app.schemas import Document, MayGrow
 
 
 class FeedbackProblem(Document):
@@ -13,7 +13,7 @@ class FeedbackProblem(Document):
 
     index: int = Field(description="Position of the item.", examples=[0])
     id: str | None = Field(None, examples=["01936d8f2b7c4d0e9a5f6b1c2d3e4f50"])
-    reason: Literal["unknown", "expired", "malformed"]
+    reason: Annotated[Literal["unknown", "expired", "malformed"], MayGrow]
     detail: str = Field(examples=["No prediction has this id."])
 
 

@@ -1,11 +1,11 @@
 """Documents of `/predict` and `/calibrate`; a test compares them with what the server writes."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from boxcal.app.schemas import Document
+from boxcal.app.schemas import Document, MayGrow
 
 
 class CalibratorName(Document):
@@ -21,7 +21,7 @@ class LabelProbability(Document):
     label: str = Field(examples=["9"])
     index: int = Field(examples=[9])
     probability: float = Field(examples=[0.75])
-    bound: Literal["lower", "upper"] | None = Field(
+    bound: Annotated[Literal["lower", "upper"], MayGrow] | None = Field(
         None, description="The bound that the probability is equal to, if any."
     )
 

@@ -230,6 +230,17 @@ def test_a_fit_that_failed_is_told_through_a_process_pool() -> None:
     assert (str(again), again.fit) == (f"fit {fit.id} failed: too few samples", fit)
 
 
+def test_a_value_that_a_newer_service_adds_to_an_enumeration_is_read_as_it_is(ask: Ask) -> None:
+    """`docs/stability.md` allows it."""
+    warning = {"code": "drift", "severity": "notice", "message": "Rows differ.", "rows": 3}
+    fit = {**FIT, "state": "succeeded", "activate": "if_cheaper", "warnings": [warning]}
+    activated = {"version": 2, "method": "ts", "reason": "schedule", "activated_at": "2026-11-21T03:00:00Z"}
+    with scripted(fits_f=[Reply(document=fit)], calibrators_rollback=[Reply(document=activated)]) as script:
+        answer = ask(script.url, "fit_state", "f")
+        assert (answer.activate, answer.warnings[0].severity) == ("if_cheaper", "notice")
+        assert ask(script.url, "rollback").reason == "schedule"
+
+
 @pytest.mark.anyio
 async def test_a_call_that_found_no_free_connection_was_not_sent() -> None:
     with scripted(metrics=[Reply(200, body=b"text")]) as script:
