@@ -417,7 +417,7 @@ def stats() -> Call[dict[str, Any]]:
 
 def artifact(version: int) -> Call[bytes]:
     """Fetch the calibrator itself, for `Calibrator.from_bytes` (`GET /calibrators/{n}/artifact`)."""
-    return Call("GET", f"/calibrators/{version}/artifact", _content)
+    return Call("GET", f"/calibrators/{version}/artifact", lambda response: _no_page(response).content)
 
 
 def activate(version: int, *, expected: int | None = None) -> Call[Activated]:
@@ -449,7 +449,14 @@ def ready() -> Call[Health]:
 
 def metrics() -> Call[str]:
     """Fetch the Prometheus metrics as text (`GET /metrics`)."""
-    return Call("GET", "/metrics", lambda response: response.text)
+    return Call("GET", "/metrics", lambda response: _no_page(response).text)
+
+
+def _no_page(response: httpx.Response) -> httpx.Response:
+    """Refuse the page with which a proxy asks for a login, at status 200."""
+    if response.headers.get("content-type", "").startswith("text/html"):
+        raise ValueError("an HTML page")
+    return response
 
 
 def _one(kind: type[Result]) -> Callable[[httpx.Response], Result]:

@@ -125,7 +125,8 @@ class MonitorState(Document):
     diagnosis: MonitorDiagnosis | None = None
     metrics: dict[str, float | None] | None = Field(
         None,
-        description="Metrics of the labels since the calibrator became active; NLL with an interval.",
+        description="Metrics of the labels since the calibrator became active; NLL, of 0.9999 p + 0.0001/K, "
+        "with an interval.",
         examples=[{"nll": 0.31}],
     )
     expected_accuracy: ExpectedAccuracy | None = None

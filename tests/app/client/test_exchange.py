@@ -224,6 +224,14 @@ def test_a_list_of_another_service_is_unreadable(ask: Ask, reply: Reply) -> None
         ask(script.url, "fits")
 
 
+def test_a_page_of_a_proxy_is_no_artifact_and_no_metrics(ask: Ask) -> None:
+    login = Reply(200, headers={"content-type": "text/html; charset=utf-8"}, body=b"<html>log in</html>")
+    with scripted(metrics=[login], calibrators_1_artifact=[login]) as script:
+        for arguments in (("metrics",), ("artifact", 1)):
+            with pytest.raises(UnreadableAnswerError, match="an HTML page"):
+                ask(script.url, *arguments)
+
+
 def test_a_fit_that_failed_is_told_through_a_process_pool() -> None:
     fit = Fit.model_validate({**FIT, "state": "failed", "error": "too few samples"})
     again = pickle.loads(pickle.dumps(FitNotSucceededError(fit)))  # noqa: S301
