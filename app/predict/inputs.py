@@ -28,6 +28,7 @@ from boxcal.app.http.problems import (
 )
 from boxcal.app.predict.bodies import CSV, FORM, IMAGES, TEXT, WRITTEN, RequestBody
 from boxcal.app.predict.lanes import PendingImage
+from boxcal.app.tables.kinds import START_BYTES, dialect
 from boxcal.calibrators.errors import hint
 from boxcal.models import BackboneError, TooManyPixels
 from boxcal.models.inputs.base import Inputs as ModelInputs
@@ -110,7 +111,8 @@ def _written(members: Sequence[str]) -> str:
 
 def csv_rows(body: bytes, limit: int) -> list[Input]:
     """Read rows of features: each as the names of the columns, from the first line, and its values."""
-    reader = csv.reader(_lines(_decoded(body)), strict=True)
+    delimiter, decimal = dialect(body[:START_BYTES])
+    reader = csv.reader(_lines(_decoded(body), delimiter), delimiter=delimiter, strict=True)
     short: dict[str, str] = {}  # Equal values, which take 20 times their text each
     rows: list[Input] = []
     try:
@@ -126,7 +128,7 @@ def csv_rows(body: bytes, limit: int) -> list[Input]:
                     f"The request holds more than {limit} samples, which the queue can take."
                 )
             values = [short.setdefault(one, one) if len(one) < SHORT else one for one in row]
-            rows.append(Input("cells", (names, values)))
+            rows.append(Input("cells", (names, values, decimal)))
     except csv.Error as error:
         raise InvalidInput(f"line {reader.line_num} is no readable CSV: {error}.") from error
     if not rows:
@@ -134,14 +136,14 @@ def csv_rows(body: bytes, limit: int) -> list[Input]:
     return rows
 
 
-def _lines(text: str) -> Iterator[str]:
+def _lines(text: str, delimiter: str) -> Iterator[str]:
     """Give the lines of a CSV document, each of which the reader splits while no other thread runs."""
     separator = "\n" if "\n" in text else "\r"
     start = number = 0
     while start < len(text):
         end = text.find(separator, start) + 1 or len(text)
         number += 1
-        if (count := text.count(",", start, end)) >= MAX_COLUMNS:
+        if (count := text.count(delimiter, start, end)) >= MAX_COLUMNS:
             raise InvalidInput(f"line {number} has {count + 1:,} values; the limit is {MAX_COLUMNS:,}.")
         yield text[start:end]
         start = end

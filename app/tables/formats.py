@@ -28,7 +28,7 @@ from boxcal.app.http.problems import BoxcalError, InvalidUpload, MalformedBody, 
 from boxcal.app.settings import limits
 from boxcal.app.tables.columns import MAX_COLUMNS
 from boxcal.app.tables.file_part import FilePart
-from boxcal.app.tables.kinds import BOM, DELIMITERS
+from boxcal.app.tables.kinds import BOM, dialect
 
 START_ROWS_BYTES = 2**20
 BLOCK_BYTES = 4 * 2**20
@@ -36,11 +36,6 @@ BATCH_ROWS = 8192
 PAGE_BYTES = 2**20
 MAX_SCHEMA_ENTRIES = 10 * MAX_COLUMNS
 DAMAGED_ZIP = (BadZipFile, zlib.error, EOFError)
-FRACTION = rb"(?:^|[;\t|])\"? *-?\d*%b\d+(?:e[-+]?\d+)? *\"?(?=[;\t|\r\n])"
-DECIMAL_COMMA, DECIMAL_POINT = (
-    re.compile(FRACTION % mark, re.IGNORECASE | re.MULTILINE) for mark in (b",", rb"\.")
-)
-"""The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
 NUMBER = re.compile(
     r"\s*(-?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(nan|inf|infinity))?\s*", re.ASCII | re.IGNORECASE
 )
@@ -219,10 +214,7 @@ def _open_csv(file: IO[bytes]) -> OpenTable:
     start = file.read(START_ROWS_BYTES)
     file.seek(0)
     line = start.partition(b"\n")[0].rstrip(b"\r")
-    delimiter = max(DELIMITERS, key=lambda mark: line.count(mark.encode()))
-    rows = len(line)  # where the rows begin: names may hold points
-    has_commas = DECIMAL_COMMA.search(start, rows) and not DECIMAL_POINT.search(start, rows)
-    decimal = "," if delimiter != "," and has_commas else "."
+    delimiter, decimal = dialect(start)
     if (count := line.count(delimiter.encode()) + 1) > MAX_COLUMNS:
         raise InvalidUpload(f"The table has {count:,} columns; the limit is {MAX_COLUMNS:,}.")
     reading = pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)

@@ -16,6 +16,11 @@ GZIP_MAGIC = b"\x1f\x8b"
 BOM = b"\xef\xbb\xbf"
 UNPACKED_AT_ONCE = 2**20
 DELIMITERS = ",;\t|"
+FRACTION = rb"(?:^|[;\t|])\"? *-?\d*%b\d+(?:e[-+]?\d+)? *\"?(?=[;\t|\r\n])"
+DECIMAL_COMMA, DECIMAL_POINT = (
+    re.compile(FRACTION % mark, re.IGNORECASE | re.MULTILINE) for mark in (b",", rb"\.")
+)
+"""The numbers of a table whose delimiter is no comma, as spreadsheets write them in many countries."""
 MARKUP = rb"<(?:!|\?xml|[a-zA-Z])"
 LIST = rb"\[[-+\d.eE, \t]*(?:[\[{\"]|(?:\][ \t]*)?\r?(?:\n|\Z))"
 """Not the classes `<=50K` and `[0, 10)`."""
@@ -87,6 +92,17 @@ def table_kind(start: bytes, *, is_csv: bool = False) -> str | None:
     )
     is_csv = is_csv and printable and has_rows and b"\0" not in start
     return "csv" if is_csv and not NO_CSV.match(start) else None
+
+
+def dialect(start: bytes) -> tuple[str, str]:
+    """Return the delimiter of a CSV that begins so, and how its numbers mark decimals: `.` or `,`."""
+    line = start.partition(b"\n")[0]
+    delimiter = max(DELIMITERS, key=lambda mark: line.count(mark.encode()))
+    if delimiter == ",":
+        return delimiter, "."
+    rows = len(line)  # where the rows begin: names may hold points
+    has_commas = DECIMAL_COMMA.search(start, rows) and not DECIMAL_POINT.search(start, rows)
+    return delimiter, "," if has_commas else "."
 
 
 def no_kind(expected: str, start: bytes) -> str:

@@ -100,9 +100,13 @@ class RowInputs:
         return rows
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
-        """Turn values, or an object of values by name, into one row; `cells` are names and texts."""
+        """Turn values, or an object of values by name, into one row.
+
+        `cells` are names, texts and the decimal mark of numbers among these.
+        """
+        decimal = "."
         if member == "cells":
-            names, texts = value
+            names, texts, decimal = value
             in_order = not self.has_names and self._position.keys().isdisjoint(names)
             value = [*texts] if in_order else dict(zip(names, texts, strict=True))
             if len(value) < len(names):
@@ -119,7 +123,9 @@ class RowInputs:
             what = f"{len(value)} values" if isinstance(value, list) else "no list"
             raise UnusableInput(f"The row has {what}; the model takes {len(self.names)} features.")
         if member == "cells":
-            value = [_cell(column, text) for column, text in zip(self.by_feature, value, strict=True)]
+            value = [
+                _cell(column, text, decimal) for column, text in zip(self.by_feature, value, strict=True)
+            ]
         row = np.empty(self.shape, np.float64 if self._is_numeric else object)
         for index, (column, one) in enumerate(zip(self.by_feature, value, strict=True)):
             row[index] = self._value(column, one, self.names[index])
@@ -203,12 +209,12 @@ def _too_large(value: float, name: str, column: Column) -> str:
     )
 
 
-def _cell(column: Column, text: str) -> Any:
+def _cell(column: Column, text: str, decimal: str) -> Any:
     """Read the text of a feature; an empty one is a missing value."""
     if column.is_text:
         return text
     try:
-        return number_of(text) if text.strip() else None
+        return number_of(text.replace(decimal, ".")) if text.strip() else None
     except ValueError:
         return text  # refused with the name of the feature
 

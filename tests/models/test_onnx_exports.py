@@ -517,7 +517,9 @@ def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
         array = io.BytesIO()
         np.save(array, rows)
         csv = "\n".join([",".join(by_name[0]), *(",".join(map(str, row.values())) for row in by_name)])
-        for kind, body in (("application/x-npy", array.getvalue()), ("text/csv", csv.encode())):
+        csvs = (csv, csv.replace(",", "\t"), csv.replace(",", ";").replace(".", ","))
+        bodies = [("application/x-npy", array.getvalue()), *(("text/csv", text.encode()) for text in csvs)]
+        for kind, body in bodies:
             answer = http.post("/predict", content=body, headers={"content-type": kind})
             assert answer.json()["predictions"] == expected, answer.text
         wrong = {
@@ -538,6 +540,7 @@ def test_rows_by_name_as_arrays_and_as_csv(tmp_path: Path) -> None:
             "line 2 does not have 4 values": csv.replace("\n", "\n1,", 2),
             "has no rows": csv.partition("\n")[0],
             "'height' is '1_000'; it is a number": ",".join(names) + "\n1_000,2,3,4",
+            "'height' is '1.000,5'; it is a number": ";".join(names) + "\n1.000,5;2,5;3;4",
             "has more than one column 'age'": ",".join([*names, "age"]) + "\n1,2,3,4,5",
         }.items():
             answer = http.post("/predict", content=text.encode(), headers={"content-type": "text/csv"})
@@ -559,11 +562,11 @@ def test_csv_of_features_without_names_is_read_in_order(tmp_path: Path) -> None:
     served = load(Path(declare(linear(tmp_path / "m.onnx", "Identity", 3), output="scores")[5:])).inputs
     for names in (["a", "b", "c", "d"], ["0", "1", "2", "3"], ["3", "2", "1", "0"]):
         order = [1.0, 2.0, 3.0, 4.0][:: -1 if names[0] == "3" else 1]
-        np.testing.assert_array_equal(served.decode("cells", (names, ["1", "2", "3", "4"]), 0), order)
+        np.testing.assert_array_equal(served.decode("cells", (names, ["1", "2", "3", "4"], "."), 0), order)
     with pytest.raises(UnusableInput, match=r"no feature 'a'\. Its features have no names; send a list"):
         served.decode("features", {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, 0)
     with pytest.raises(UnusableInput, match="The row has 3 values; the model takes 4 features"):
-        served.decode("cells", (["a", "b", "c"], ["1", "2", "3"]), 0)
+        served.decode("cells", (["a", "b", "c"], ["1", "2", "3"], "."), 0)
 
 
 def test_an_output_for_each_class_is_refused_with_what_to_do(tmp_path: Path) -> None:
