@@ -72,11 +72,23 @@ def fingerprint_with(fingerprint: str, **declared: object) -> str:
 logger = logging.getLogger("boxcal")
 TOLERANCE = 1e-4  # of the largest logit
 SEED = 0
+PROBES = 2
+LARGE = np.float32(30.0)
 
 
 def random_batch(count: int, input_shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Draw standard normal inputs, float32 (count, *input_shape); the same ones each time."""
     return np.random.default_rng(SEED).standard_normal((count, *input_shape), dtype=np.float32)
+
+
+def probes(input_shape: tuple[int, ...]) -> list[NDArray[np.float32]]:
+    """Give batches of zeros and of random inputs of several sizes, to see what the outputs of a model are.
+
+    The large ones have a mean: of noise alone, a network that averages over its inputs sees next to nothing.
+    """
+    small = random_batch(PROBES, input_shape)
+    large = LARGE * (small + np.array([1, -1], np.float32).reshape(-1, *[1] * (small.ndim - 1)))
+    return [np.zeros((1, *input_shape), np.float32), *small[:, None], *large[:, None]]
 
 
 def same_logits(name: str, original: Any, rewritten: Any, eps: float = 0.0) -> bool:

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from boxcal.models import BackboneError
-from boxcal.models.backends.checks import file_fingerprint, fingerprint_with
+from boxcal.models.backends.checks import file_fingerprint, fingerprint_with, probes
 from boxcal.models.backends.spec import read_spec
 from boxcal.models.backends.torch_backbone import TorchBackbone, resolve_device
 
@@ -44,8 +44,11 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
     program = _read(archive, path)
     shape, classes = _signature(program, path)
     spec = read_spec(path)
-    if spec.outputs != "logits":
-        raise BackboneError(f"{path}: export the logits; probabilities are not taken from a program.")
+    if spec.outputs != "logits" or spec.activation or spec.output:
+        raise BackboneError(
+            f"{path}: a program returns logits (N, K) alone; its declaration has neither `activation` nor "
+            "`output`, and `outputs` are logits."
+        )
     preprocessing = spec.preprocessing_for(shape[1:], path)
     input_shape = preprocessing.input_shape if preprocessing else tuple(size or 0 for size in shape[1:])
     if 0 in input_shape:
@@ -57,7 +60,7 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         from torch.export.passes import move_to_device_pass  # noqa: PLC0415
 
         program = move_to_device_pass(program, str(resolve_device(device)))
-    return TorchBackbone(
+    backbone = TorchBackbone(
         f"pt2:{path.name}",
         OneOutput(program.module()),
         labels=spec.labels_for(classes, path, labels),
@@ -67,7 +70,23 @@ def load_exported_program(path: Path, *, labels: Path | None, device: str) -> To
         precision="float32",
         fingerprint=fingerprint_with(file_fingerprint(path), preprocessing=preprocessing),
         batch_sizes=_batch_sizes(program),
+        is_program=True,
     )
+    _check_logits(backbone, path)
+    return backbone
+
+
+def _check_logits(backbone: TorchBackbone, path: Path) -> None:
+    """Refuse a program whose output is what softmax or sigmoids make of logits."""
+    try:
+        made = torch.cat([backbone(batch) for batch in probes(backbone.input_shape)])
+    except Exception as error:  # a program may raise any
+        raise BackboneError(f"{path}: the trial run failed: {error}"[:1000]) from error
+    if bool(((made >= 0) & (made <= 1)).all()):
+        raise BackboneError(
+            f"{path}: the output lies between 0 and 1 for random inputs of any size. Export the network "
+            "before its softmax or sigmoid: a program returns logits."
+        )
 
 
 class OneOutput(torch.nn.Module):
@@ -179,9 +198,10 @@ def _signature(program: ExportedProgram, path: Path) -> tuple[tuple[int | None, 
         or given.ndim < 2
         or made.ndim != 2
         or not isinstance(made.shape[1], int)
+        or made.shape[1] < 2
     ):
         raise BackboneError(
-            f"{path}: expected one float32 input (N, ...) and one output (N, K), found "
+            f"{path}: expected one float32 input (N, ...) and one output (N, K), K at least 2, found "
             f"{[tuple(v.shape) for v in inputs if isinstance(v, torch.Tensor)]} and "
             f"{[tuple(v.shape) for v in outputs if isinstance(v, torch.Tensor)]}."
         )

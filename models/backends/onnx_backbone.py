@@ -20,6 +20,7 @@ from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.backends.checks import (
     file_fingerprint,
     fingerprint_with,
+    probes,
     random_batch,
     read_labels,
     same_logits,
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 DIGITS = Path(__file__).with_name("digits.onnx")
 FEATURES = "features"
 """The output of that file beside its logits."""
-PROBES = 2
-LARGE = np.float32(30.0)
 DTYPES: dict[str, type[np.floating[Any] | np.uint8]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -113,7 +112,7 @@ class OnnxBackbone:
             session = self._sessions.beside
         try:
             probed = [
-                [raw for batch in self._probes() for raw in self._raw(session, batch, name)]
+                [raw for batch in probes(self.input_shape) for raw in self._raw(session, batch, name)]
                 for name in self._output.read
             ]
         except Exception as error:  # onnxruntime's errors have no common base class
@@ -174,16 +173,6 @@ class OnnxBackbone:
                 f"{self._path.with_suffix('.json').name}, or export it with fixed ones."
             )
         return tuple(size for size in shape if size is not None)
-
-    def _probes(self) -> list[Scores]:
-        """Give batches of zeros and of random inputs of several sizes, to see what the outputs are.
-
-        The large ones have a mean: of noise alone, a network that averages over its inputs sees next to
-        nothing.
-        """
-        small = random_batch(PROBES, self.input_shape)
-        large = LARGE * (small + np.array([1, -1], np.float32).reshape(-1, *[1] * (small.ndim - 1)))
-        return [np.zeros((1, *self.input_shape), np.float32), *small[:, None], *large[:, None]]
 
     def _run(self, session: Any, batch: Scores, *, on_cpu: bool = False) -> Scores:
         """Run a batch, and turn its outputs into float32 logits."""

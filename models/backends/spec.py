@@ -14,7 +14,7 @@ For `model.onnx` or `model.pt2` it is `model.json` in the same folder:
       "max_length": 512,                         most tokens of a sample
       "preprocessing": {
         "resize": 256, "crop": 224,              short side, then the square crop in the centre, in pixels;
-                                                 "resize": [224, 224] is height and width, without a crop
+                                                 "resize": [224, 224] is height and width, which need none
         "mean": [0.485, 0.456, 0.406],           per channel, on the scale [0, 1]; one number for grey
         "std": [0.229, 0.224, 0.225],
         "interpolation": "bilinear"              or "nearest", "box", "hamming", "bicubic", "lanczos"
@@ -96,10 +96,10 @@ class ModelSpec(BaseModel):
                 f"{path}: mean has {len(declared.mean)} numbers and std {len(declared.std)}; "
                 "each needs one for grey or three for colour."
             )
-        if isinstance(declared.resize, int) == (declared.crop is None):
+        if isinstance(declared.resize, int) and declared.crop is None:
             raise BackboneError(
-                f"{path}: preprocessing.crop: a short side (`resize`: a number) needs a `crop`, and a height "
-                f"and width (`resize`: [H, W]) have none; got {declared.resize} and {declared.crop}."
+                f"{path}: preprocessing.crop: a short side (`resize`: {declared.resize}) needs a `crop`; a "
+                "height and width (`resize`: [H, W]) may have one."
             )
         for channels_last in (False, True):
             preprocessing = ImageClassification(

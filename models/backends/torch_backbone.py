@@ -184,7 +184,8 @@ class TorchBackbone:
 
     `network`: maps (N, *input_shape) to logits (N, K). `preprocessing`: turns an image into an input; None
     where the backbone reads tensors only. `fingerprint`: of the weights; empty to compute it from them.
-    `batch_sizes`: the smallest and the largest that the network takes.
+    `batch_sizes`: the smallest and the largest that the network takes. `is_program`: whether its operations
+    are fixed, and with them the types of its weights.
     """
 
     name: str
@@ -197,6 +198,7 @@ class TorchBackbone:
     precision: str
     fingerprint: str = ""
     batch_sizes: tuple[int, int | None] = (1, None)
+    is_program: bool = False
 
     def __post_init__(self, network: nn.Module) -> None:
         self.inputs: Inputs = ImageInputs(self.preprocessing, self.input_shape)
@@ -212,7 +214,8 @@ class TorchBackbone:
         if self._device.type == "cpu":
             # A network as small as that of `digits` is finished before a second thread has started.
             self._pool = ThreadPerCorePool(1 if parameter_count(network) < SMALL else usable_cores())
-        self._network = network.to(self._device, self._dtype).requires_grad_(False)
+        dtype = None if self.is_program else self._dtype
+        self._network = network.to(self._device, dtype).requires_grad_(False)
         self._graphs: CudaGraphs | None = None
         if self._device.type == "cuda":
             # Convolutions in half precision are faster with the channels last.

@@ -30,7 +30,7 @@ from boxcal.models.backends.torch_backbone import (
     resolve_device,
 )
 from boxcal.models.inputs.saved_configs import image_preprocessing, read_json
-from boxcal.models.inputs.texts import IDS, MASK, TYPES, TextInputs
+from boxcal.models.inputs.texts import IDS, MASK, PAIR, TYPES, TextInputs
 
 
 class TorchTextBackbone:
@@ -113,24 +113,25 @@ UNLIMITED = 1_000_000
 
 
 class Logits(nn.Module):
-    """A network of transformers that returns its logits alone."""
+    """A network of transformers that returns its logits alone; `reads`: its inputs, if they have names."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, reads: Sequence[str] = ()) -> None:
         super().__init__()
         self.network: Any = network
+        self.reads = reads
 
     def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.network(*images, **named).logits
+        logits: torch.Tensor = self.network(*images, **{name: named[name] for name in self.reads}).logits
         return logits
 
 
 class UnpaddedLogits(Logits):
-    """A network without a padding token, which finds the last token of one sample alone."""
+    """A network whose answer depends on padding: it has no token for it, or does not leave it out."""
 
     def forward(self, *images: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
         """Return logits (N, K); the samples run one after the other, without their padding."""
         lengths = enumerate(named[MASK].sum(1).tolist())
-        alone = [{name: rows[n : n + 1, :length] for name, rows in named.items()} for n, length in lengths]
+        alone = [{name: named[name][n : n + 1, :length] for name in self.reads} for n, length in lengths]
         return torch.cat([self.network(**sample).logits for sample in alone])
 
 
@@ -173,17 +174,17 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
         "device": device,
         "precision": precision,
     }
-    has_padding = reads_images or getattr(network.config, "pad_token_id", None) is not None
-    name, network = f"transformers:{folder.name}", (Logits if has_padding else UnpaddedLogits)(network.eval())
+    name, network = f"transformers:{folder.name}", network.eval()
     if reads_images:
         preprocessing = image_preprocessing(folder / "preprocessor_config.json")
         shape = preprocessing.input_shape
-        return TorchBackbone(name, network, input_shape=shape, preprocessing=preprocessing, **given)
-    return TorchTextBackbone(name, network, inputs=_text_inputs(folder, config, network), **given)
+        return TorchBackbone(name, Logits(network), input_shape=shape, preprocessing=preprocessing, **given)
+    inputs, logits = _text_inputs(folder, config, network)
+    return TorchTextBackbone(name, logits, inputs=inputs, **given)
 
 
-def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextInputs:
-    """Say which tokens the network reads, and how they are padded."""
+def _text_inputs(folder: Path, config: dict[str, Any], network: Any) -> tuple[TextInputs, Logits]:
+    """Say which tokens a network reads, and how it returns logits of them, padded or one by one."""
     tokenizer = folder / "tokenizer.json"
     described = (
         read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
@@ -191,28 +192,35 @@ def _text_inputs(folder: Path, config: dict[str, Any], logits: Logits) -> TextIn
     read: Sequence[str] = described.get("model_input_names") or (
         (IDS, TYPES, MASK) if int(config.get("type_vocab_size") or 0) > 1 else (IDS, MASK)
     )
-    pad = config.get("pad_token_id") or 0
-    limits = (described.get("model_max_length") or 0, _positions(logits.network))
+    pad = getattr(network.config, "pad_token_id", None)
+    end = getattr(network.config, "eos_token_id", None)
+    limits = (described.get("model_max_length") or 0, _positions(network))
     names = [name for name in read if name in (IDS, MASK, TYPES)]
-    vocabulary = logits.network.get_input_embeddings()
+    vocabulary = network.get_input_embeddings()
     # Networks without a table of their own for the types look these up among the tokens, or compute them.
     tokens = getattr(vocabulary, "num_embeddings", 2**31)
-    types = getattr(logits.network.config, "type_vocab_size", None) or tokens
+    types = getattr(network.config, "type_vocab_size", None) or tokens
     inputs = TextInputs(
-        dict.fromkeys(names, "int64"),
-        pad={IDS: int(pad)},
+        dict.fromkeys([*names, MASK], "int64"),
+        pad={IDS: int(pad or 0)},
         max_length=min((int(limit) for limit in limits if 0 < limit <= UNLIMITED), default=MAX_TOKENS),
         fixed_length=None,
         tokenizer=tokenizer if tokenizer.is_file() else None,
         sizes={IDS: tokens, TYPES: types},
+        end=end if type(end) is int and end != pad else None,
     )
-    if inputs.max_length <= SHORT or any(table is not vocabulary for _, table in _tables(logits.network)):
-        with torch.inference_mode():
-            inputs.limit_length(
-                f"transformers:{folder.name}",
-                lambda batch: logits(**{name: torch.from_numpy(rows) for name, rows in batch.items()}),
-            )
-    return inputs
+    logits = Logits(network, names)
+
+    def run(batch: dict[str, NDArray[Any]]) -> torch.Tensor:
+        return logits(**{name: torch.from_numpy(rows) for name, rows in batch.items()})  # type: ignore[no-any-return]
+
+    with torch.inference_mode():
+        if inputs.max_length <= SHORT or any(table is not vocabulary for _, table in _tables(network)):
+            inputs.limit_length(f"transformers:{folder.name}", run)
+        rounding = max(1e-3, 16 * torch.finfo(network.dtype).eps)
+        if pad is None or (inputs.max_length >= max(PAIR) and inputs.depends_on_padding(run, rounding)):
+            logits = UnpaddedLogits(network, names)
+    return inputs, logits
 
 
 def _positions(network: Any) -> int:

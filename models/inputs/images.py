@@ -127,10 +127,10 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class ImageClassification:
-    """Resize the short side, crop the centre, scale to [0, 1], normalise, as torchvision's preset."""
+    """Resize the short side or both, crop the centre, scale to [0, 1], normalise, as torchvision's preset."""
 
     resize: int | tuple[int, ...]  # Length of the short side after resizing, in pixels; or height and width
-    # Side of the square that is cut from the centre, in pixels; None after a resize to height and width
+    # Side of the square that is cut from the centre, in pixels; None where nothing is cut off
     crop: int | None
     mean: tuple[float, ...]  # Per channel, on the scale [0, 1]: three numbers for colour, one for grey
     std: tuple[float, ...]
@@ -151,9 +151,11 @@ class ImageClassification:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of an input."""
-        if isinstance(self.resize, tuple):
-            return self.resize[0], self.resize[1]
-        return (self.crop or self.resize,) * 2
+        if self.crop is not None:
+            return self.crop, self.crop
+        return (
+            (self.resize, self.resize) if isinstance(self.resize, int) else (self.resize[0], self.resize[1])
+        )
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height after resizing; the long side is rounded down, as torchvision does."""
@@ -184,7 +186,7 @@ class ImageClassification:
         return scaled
 
     def crop_of(self, image: Image.Image, extent: Extent) -> Image.Image:
-        """Resize the short side and crop the square in the centre, or resize to height and width."""
+        """Resize, and crop the square in the centre."""
         (width, height), whole = self.resized(extent.width, extent.height), extent.box
         if self.crop is None:
             return image.resize((width, height), self.interpolation, whole)

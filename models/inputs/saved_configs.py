@@ -16,6 +16,9 @@ MOST_BYTES = 16 * 2**20
 UNLIKE = ("Levit", "MobileViT", "MobileVit", "PoolFormer")
 """Image processors whose sizes mean something else, or whose channels are turned round."""
 
+SHORT_SIDE = ("Bit", "CLIP", "ChineseCLIP", "Conv", "MobileNet", "Siglip", "TextNet", "Vilt")
+"""Image processors whose `size`, where it is one number, is that of the short side; of others, of both."""
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object."""
@@ -35,8 +38,8 @@ def image_preprocessing(path: Path) -> ImageClassification:
     for member in ("do_resize", "do_rescale", "do_normalize"):
         if not found.get(member, True):
             raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")
-    if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9 or found.get("do_pad"):
-        raise BackboneError(f"{path}: rescale_factor must be 1/255, and do_pad false.")
+    if found.get("do_pad"):
+        raise BackboneError(f"{path}: do_pad must be false.")
     processor = str(found.get("image_processor_type") or found.get("feature_extractor_type") or "")
     if processor.startswith(UNLIKE):
         raise BackboneError(f"{path}: a {processor} resizes or normalises otherwise than boxcal does.")
@@ -47,7 +50,9 @@ def image_preprocessing(path: Path) -> ImageClassification:
     if found.get("crop_pct") and found.get("do_center_crop"):
         raise BackboneError(f"{path}: crop_pct together with do_center_crop is not supported.")
     try:
-        resize, crop = _sizes(found, path)
+        if abs(float(found.get("rescale_factor", 1 / 255)) - 1 / 255) > 1e-9:
+            raise BackboneError(f"{path}: rescale_factor must be 1/255.")
+        resize, crop = _sizes(found, processor, path)
         return ImageClassification(
             resize,
             crop,
@@ -61,24 +66,24 @@ def image_preprocessing(path: Path) -> ImageClassification:
         raise BackboneError(f"{path} is no configuration of an image processor: {error!r}") from error
 
 
-def _sizes(found: dict[str, Any], path: Path) -> tuple[int | tuple[int, int], int | None]:
+def _sizes(found: dict[str, Any], processor: str, path: Path) -> tuple[int | tuple[int, int], int | None]:
     """Return the sizes of the resize and of the crop."""
     size: Any = found.get("size")
     crop: Any = found.get("crop_size")
-    size = {"shortest_edge": size} if isinstance(size, int) else size
+    if isinstance(size, int):
+        if not processor:
+            raise BackboneError(f"{path}: the size {size} is of the short side or of both; name them.")
+        is_short = processor.startswith(SHORT_SIDE)
+        size = {"shortest_edge": size} if is_short else {"height": size, "width": size}
     crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
     cropped = bool(found.get("do_center_crop")) and crop is not None
     square = cropped and crop["height"] == crop["width"]
     if isinstance(size, dict):
-        if {"height", "width"} <= size.keys() and not cropped:
-            return (size["height"], size["width"]), None
+        if {"height", "width"} <= size.keys() and (square or not cropped):
+            return (size["height"], size["width"]), int(crop["height"]) if cropped else None
         if "shortest_edge" in size and found.get("crop_pct") and not cropped:  # ConvNeXT
             edge = int(size["shortest_edge"])
             return ((edge, edge), None) if edge >= 384 else (int(edge / found["crop_pct"]), edge)
         if "shortest_edge" in size and square:
             return int(size["shortest_edge"]), int(crop["height"])
-        if (
-            size.get("height") == size.get("width") is not None and square
-        ):  # resized to a square, then cropped
-            raise BackboneError(f"{path}: a resize to {size} with a crop to {crop} is not supported.")
     raise BackboneError(f"{path}: the size {size} with the crop {crop if cropped else None} is unknown.")

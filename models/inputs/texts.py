@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
+from boxcal.models.inputs.saved_configs import read_json
 
 logger = logging.getLogger("boxcal")
 MASK = "attention_mask"
 IDS = "input_ids"
 TYPES = "token_type_ids"
+PAIR = (3, 12)
+"""Tokens of two samples, the shorter of which is padded in a batch of both."""
 TEXT_PACKAGE = "texts need the package tokenizers: pip install 'boxcal[text]'"
 
 
@@ -38,6 +41,7 @@ class TextInputs:
     `fixed_length`: length to which every batch is padded; None for the longest sample of the batch.
     `tokenizer`: the `tokenizer.json` of the model; None to read tokens only.
     `sizes`: the number of values that an input may have, where it is known.
+    `end`: the token that ends a sample, if the model looks for it.
     """
 
     kind: Kind = "texts"
@@ -52,6 +56,7 @@ class TextInputs:
         fixed_length: int | None,
         tokenizer: Path | None,
         sizes: Mapping[str, int] | None = None,
+        end: int | None = None,
     ) -> None:
         self.names = tuple(dtypes)
         self._ids = IDS if IDS in dtypes else self.names[0]
@@ -61,6 +66,7 @@ class TextInputs:
         self._fixed_length = fixed_length
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer, self.max_length)
         self._sizes = dict(sizes or {})
+        self._end = end
         if self._tokenizer is not None and not self._sizes:
             self._sizes[self._ids] = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         self.members = ("tokens",) if tokenizer is None else ("text", "tokens")
@@ -79,7 +85,7 @@ class TextInputs:
 
     def blank(self, count: int) -> Samples:
         """Give samples of one token."""
-        return self._samples([Tokens(np.ones(1, np.int64) for _ in self.names)] * count)
+        return self._samples([self.example_of(1)] * count)
 
     def decode(self, member: str, value: Any, max_pixels: int) -> Samples:
         """Turn a text, or an object of rows of integers, into one sample."""
@@ -107,6 +113,21 @@ class TextInputs:
             given[name] = padded
         return given
 
+    def example_of(self, length: int) -> Tokens:
+        """Give a sample in which no token is padding: some models count the positions of the others only."""
+        token = next(token for token in (2, 3, 4) if token not in (self.pad[self._ids], self._end))
+        values = {self._ids: token, TYPES: 0}
+        tokens = Tokens(np.full(length, values.get(name, 1), np.int64) for name in self.names)
+        if self._end is not None:
+            tokens[self.names.index(self._ids)][-1] = self._end
+        return tokens
+
+    def depends_on_padding(self, run: Callable[[dict[str, NDArray[Any]]], Any], error: float) -> bool:
+        """Whether a short sample has other logits beside a long one than alone, by `error` of the largest."""
+        short, long = (self._samples([self.example_of(size)])[0] for size in PAIR)
+        alone, beside = (run(self.batch(self._samples(rows)))[0] for rows in ([short], [short, long]))
+        return bool(abs(alone - beside).max() > error * abs(alone).max())
+
     def truncated(self, samples: Samples) -> list[bool]:
         """Say for each sample whether its text was longer than `max_length`."""
         return [sample.truncated for sample in samples]
@@ -116,7 +137,7 @@ class TextInputs:
 
         def error_of(length: int) -> Exception | None:
             try:
-                run(self.batch(self._samples([self._example(length)])))
+                run(self.batch(self._samples([self.example_of(length)])))
             except Exception as error:  # those of torch and onnxruntime have no common base class
                 return error
             return None
@@ -132,7 +153,7 @@ class TextInputs:
         )
         self.max_length = usable
         if self._tokenizer is not None:
-            self._tokenizer.enable_truncation(usable)
+            self._tokenizer.enable_truncation(usable, direction=self._tokenizer.truncation["direction"])
 
     def of_texts(self, texts: Sequence[str], first: int = 0) -> Samples:
         """Turn texts into samples; faster than one after the other."""
@@ -143,12 +164,6 @@ class TextInputs:
             if not one.ids:
                 raise UnusableInput(f"texts[{first + row}]: The text has no tokens.")
         return self._samples([self._rows_of(one) for one in encoded])
-
-    def _example(self, length: int) -> Tokens:
-        """Give a sample in which no token is padding: some models count the positions of the others only."""
-        token = 3 if self.pad[self._ids] == 2 else 2
-        values = {self._ids: token, TYPES: 0}
-        return Tokens(np.full(length, values.get(name, 1), np.int64) for name in self.names)
 
     def _tokenized(self, text: str) -> Tokens:
         if not isinstance(text, str) or self._tokenizer is None:
@@ -198,7 +213,7 @@ class TextInputs:
 
 
 def open_tokenizer(path: Path, max_length: int) -> Any:
-    """Open a `tokenizer.json`, without its padding and cut to `max_length`."""
+    """Open a `tokenizer.json`, without its padding and cut to `max_length` at the end that it is cut at."""
     try:
         import tokenizers  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -207,6 +222,9 @@ def open_tokenizer(path: Path, max_length: int) -> Any:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # its errors have no common class
         raise BackboneError(f"{path} is no readable tokenizer.json: {error}") from error
+    beside = path.with_name("tokenizer_config.json")
+    declared = read_json(beside).get("truncation_side") if beside.is_file() else None
+    side = declared or (tokenizer.truncation or {}).get("direction", "right")
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_truncation(max_length, direction=side)
     return tokenizer

@@ -54,6 +54,49 @@ def test_exported_programs_are_declared_like_onnx_files(programs: Path, tmp_path
     assert backbone.preprocessing.input_shape == (3, 4, 4)
 
 
+class Layered(Linear):
+    """The layer in bfloat16, and what `then` makes of its output."""
+
+    def __init__(self, then: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer.to(torch.bfloat16)
+        self.then = then
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.then(self.layer(x.bfloat16().flatten(1)).float())
+        return made
+
+
+@pytest.mark.parametrize(
+    ("then", "declared", "message"),
+    [
+        (
+            torch.nn.Softmax(1),
+            {},
+            r"between 0 and 1 for random inputs of any size\. Export the network before",
+        ),
+        (torch.nn.Sigmoid(), {}, "between 0 and 1 for random inputs of any size"),
+        (torch.nn.Linear(CLASSES, 1), {}, r"one output \(N, K\), K at least 2, found .*\(4, 1\)"),
+        (torch.nn.Identity(), {"activation": "sigmoid"}, "neither `activation` nor `output`"),
+        (torch.nn.Identity(), {"output": "logits"}, "neither `activation` nor `output`"),
+        (torch.nn.Identity(), {"outputs": "probabilities"}, "`outputs` are logits"),
+        (torch.nn.Identity(), {}, None),
+    ],
+)
+def test_programs_that_return_no_logits_are_refused(
+    then: torch.nn.Module, declared: dict[str, str], message: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(Layered(then), (torch.zeros(4, 3, 4, 4),)), path)
+    declare(path, **declared)
+    if message:
+        with pytest.raises(BackboneError, match=message):
+            load(path)
+    else:
+        expected = samples(4).flatten(1) @ torch.from_numpy(WEIGHT)
+        torch.testing.assert_close(load(path)(samples(4)), expected, atol=0.1, rtol=0.02)
+
+
 class Trap:
     """What runs if a pickle is read without care."""
 

@@ -23,7 +23,11 @@ from tests.models.files import TEXTS, WORDS, declare, word_tokenizer
 from tests.models.posting import Export, check_answers, check_fit
 
 SQUARE = {"size": {"height": 32, "width": 32}}
-CROPPED = {"size": 32, "crop_size": 32, "do_center_crop": True}
+CROPPED = {"size": {"shortest_edge": 32}, "crop_size": 32, "do_center_crop": True}
+DEIT = {
+    "size": 256, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": "DeiTFeatureExtractor"
+}  # fmt: skip
+"""As its processor was published, before sizes had names."""
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -191,6 +195,11 @@ def test_a_folder_that_is_no_classifier_is_refused(
         (CROPPED | {"image_processor_type": "LevitImageProcessorFast"}, "a LevitImageProcessorFast resizes"),
         (CROPPED | {"feature_extractor_type": "MobileViTFeatureExtractor"}, "a MobileViTFeatureExtractor"),
         ({"size": 32, "crop_pct": 0.9, "image_processor_type": "PoolFormerImageProcessor"}, "a PoolFormer"),
+        (DEIT, ((256, 256), 224)),
+        (DEIT | {"feature_extractor_type": "CLIPFeatureExtractor"}, (256, 224)),
+        (DEIT | {"feature_extractor_type": None}, "the size 256 is of the short side or of both"),
+        ({"size": 224, "feature_extractor_type": "ViTFeatureExtractor"}, ((224, 224), None)),
+        (SQUARE | {"rescale_factor": "1/255"}, "is no configuration of an image processor"),
     ],
 )
 def test_the_configuration_of_an_image_processor_is_converted_or_refused(
@@ -204,3 +213,13 @@ def test_the_configuration_of_an_image_processor_is_converted_or_refused(
     else:
         converted = image_preprocessing(path)
         assert (converted.resize, converted.crop) == made
+
+
+def test_a_size_without_names_is_read_as_its_processor_reads_it(tmp_path: Path) -> None:
+    from transformers import AutoImageProcessor
+
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(DEIT | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}))
+    image = noise_images(40)[0].resize((613, 371), Image.Resampling.BICUBIC)
+    expected = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(image)["pixel_values"][0]
+    np.testing.assert_allclose(image_preprocessing(path)(image), expected, atol=1e-6)

@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 
 from boxcal.app.client import BoxcalClient
 from boxcal.models import BackboneError, UnusableInput
@@ -25,7 +26,6 @@ GPT = {"n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id"
 
 def folder_of(folder: Path, family: str, sizes: dict[str, Any], model_max_length: int | None) -> str:
     """Save a small network with random weights, and a tokenizer that adds two tokens."""
-    import torch
     import transformers
 
     torch.manual_seed(6)
@@ -82,14 +82,59 @@ def test_answers_say_which_texts_were_truncated(tmp_path: Path) -> None:
         assert "truncated" not in answer["predictions"][0]
 
 
-def test_a_network_without_a_padding_token_reads_batches(tmp_path: Path) -> None:
-    sizes = GPT | {"n_positions": 20, "pad_token_id": None}
-    served = load_backbone(folder_of(tmp_path, "GPT2", sizes, None), device="cpu")
+XLNET = {"d_model": 8, "n_layer": 1, "n_head": 2, "d_inner": 8, "initializer_range": 0.5}
+ENCODER_DECODER = {
+    "d_model": 8, "decoder_start_token_id": 2, "eos_token_id": 2, "encoder_layers": 1, "decoder_layers": 1,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
+    "init_std": 0.5,
+}  # fmt: skip
+FNET = BERT | {"max_position_embeddings": 20, "initializer_range": 0.5}
+T5 = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "read"),
+    [
+        ("GPT2", GPT | {"n_positions": 20, "pad_token_id": None, "initializer_range": 0.5}, None),
+        ("XLNet", XLNET, None),  # its answer is that of the last token
+        ("FNet", FNET, ["input_ids", "token_type_ids"]),  # without a mask
+        ("Bart", ENCODER_DECODER | {"max_position_embeddings": 20}, None),  # looks for the end of a sample
+        ("T5", T5 | {"eos_token_id": 2}, None),
+    ],
+)
+def test_the_answer_to_a_text_is_the_same_beside_longer_ones(
+    family: str, sizes: dict[str, Any], read: list[str] | None, tmp_path: Path
+) -> None:
+    import transformers
+
+    spec = folder_of(tmp_path, family, sizes, 20)
+    if read:
+        described = {"model_max_length": 20, "model_input_names": read}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    served = load_backbone(spec, device="cpu")
+    served.warm_up([2])
     assert isinstance(served.inputs, TextInputs)
     samples = served.inputs.of_texts(["rain", "cold cold rain", "warm " * 30])
     together = np.asarray(served(served.inputs.batch(samples)))
-    alone = [np.asarray(served(served.inputs.batch(samples[n : n + 1])))[0] for n in range(3)]
+    network = getattr(transformers, f"{family}ForSequenceClassification").from_pretrained(tmp_path).eval()
+    alone = [network(torch.from_numpy(sample[0])[None]).logits[0].detach().numpy() for sample in samples]
     np.testing.assert_allclose(together, alone, atol=1e-6)
+    assert abs(together[0] - together[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("by", ["tokenizer_config.json", "tokenizer.json"])
+def test_a_text_is_truncated_on_the_side_that_the_tokenizer_names(by: str, tmp_path: Path) -> None:
+    spec = folder_of(tmp_path, "Bert", BERT | {"max_position_embeddings": 5}, None)
+    if by == "tokenizer.json":
+        tokenizer = Tokenizer.from_file(str(tmp_path / by))
+        tokenizer.enable_truncation(9, direction="left")
+        tokenizer.save(str(tmp_path / by))
+    else:
+        (tmp_path / by).write_text(json.dumps({"truncation_side": "left", "model_max_length": 9}))
+    served = load_backbone(spec, device="cpu")
+    assert isinstance(served.inputs, TextInputs)
+    (sample,) = served.inputs.of_texts(["cold cold cold warm rain"])
+    assert sample[0].tolist() == [0, 4, 5, 6, 2]
 
 
 def test_the_positions_of_an_onnx_file_are_found_by_trial(
