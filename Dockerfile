@@ -62,7 +62,8 @@ ENV PATH=/opt/boxcal/bin:/opt/venv/bin:$PATH \
     TORCHINDUCTOR_CACHE_DIR=/var/lib/boxcal/.cache/inductor \
     MPLCONFIGDIR=/tmp/matplotlib
 WORKDIR /var/lib/boxcal
-USER boxcal
+# By number: Kubernetes cannot tell whether a name is root, and `runAsNonRoot` alone would refuse the image.
+USER 10001
 RUN NUMBA_CACHE_DIR=/opt/loops python -m boxcal.calibrators.warm
 VOLUME /var/lib/boxcal
 EXPOSE 8000

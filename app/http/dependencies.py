@@ -31,9 +31,6 @@ STATE = "boxcal"
 TELEMETRY = "boxcal.telemetry"
 """The key in the scope of a request of the metrics that count it, if these are not those of the service."""
 
-CLIENT_TIMEOUT = "boxcal.client_timeout"
-"""A key in the scope of a request that sets its timeout itself; the metrics count these apart."""
-
 
 class ServiceState(Protocol):
     """What routes and RPCs use of the running service; of a model they name the parts that they use."""

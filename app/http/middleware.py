@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from boxcal.app.http import problems as errors
 from boxcal.app.http.admission import TICKET, Admission, Ticket
 from boxcal.app.http.browsers import BrowserRules
-from boxcal.app.http.dependencies import CLIENT_TIMEOUT, TELEMETRY, DirectRequest
+from boxcal.app.http.dependencies import TELEMETRY, DirectRequest
 from boxcal.app.http.problem_documents import CLIENT_CLOSED, as_problem, document, media_type
 from boxcal.app.http.problems import MalformedBody, UnsupportedMediaType
 from boxcal.app.http.scopes import ROUTES, UNKNOWN, Level, Requirement
@@ -306,9 +306,8 @@ class RequestMiddleware:
         elif isinstance(error, errors.BoxcalError) and error.kind in errors.DEFECTS:
             logger.error("%s %s failed: %s", scope["method"], _path(scope), error)
         problem = as_problem(self._explained(error, scope))
-        by_client = problem.kind is errors.DeadlineExceeded and CLIENT_TIMEOUT in scope
         telemetry: Telemetry = scope.get(TELEMETRY, self._telemetry)
-        telemetry.rejected("client-timeout" if by_client else problem.type)
+        telemetry.rejected(problem.reason)
         headers = [
             (name.lower().encode(), value.encode("latin-1")) for name, value in problem.headers.items()
         ]

@@ -63,6 +63,7 @@ class BoxcalError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.kind = kind or self.default
+        self.reason = self.kind.type  # as the metrics count it
         self.headers = {**self.kind.headers, **(headers or {})}
         if retry_after is not None:
             self.headers["Retry-After"] = str(retry_after)

@@ -15,7 +15,7 @@ import orjson
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from boxcal.app.http.dependencies import CLIENT_TIMEOUT, MODEL, check_repeats
+from boxcal.app.http.dependencies import MODEL, check_repeats
 from boxcal.app.http.forms import MAX_HEADER_BYTES, delimiter_of, parts
 from boxcal.app.http.limits import UNCOUNTED_BYTES
 from boxcal.app.http.problems import (
@@ -119,31 +119,25 @@ async def read(
             member = query.pop("scores", member)
             if member not in members:
                 raise InvalidParameter(f"scores is {member!r:.100}; it must be {' or '.join(members)}.")
-        options = _noted(request, request_options.from_query(query))
+        options = request_options.from_query(query)
     if check_room is not None:
-        check_room(options)
+        with request_options.timeout_of(options):
+            check_room(options)
     if kind == FORM:
         files, document = await _read_form(request)
-        options = _noted(request, request_options.from_json(document))
+        options = request_options.from_json(document)
         return RequestBody(kind, files, member, options, sum(map(len, files)))
     if kind != JSON:
         body = await read_body(request)
         return RequestBody(kind, body, member, options, len(body))
     body = await read_json(request, JSON_ALTERNATIVES[kinds])
     parsed = await unblocked(len(body), json_object, body, (*members, "options"))
-    options = _noted(request, request_options.from_json(parsed.get("options")))
+    options = request_options.from_json(parsed.get("options"))
     given = [name for name in members if name in parsed]
     if len(given) > 1:
         raise InvalidParameter(f"The body has {' and '.join(map(repr, given))}; give one of them.")
     member = given[0] if given else member
     return RequestBody(kind, parsed.get(member), member, options, len(body))
-
-
-def _noted(request: Request, options: Options) -> Options:
-    """Note for the metrics whether the client set a timeout."""
-    if options.timeout_ms is not None:
-        request.scope[CLIENT_TIMEOUT] = True
-    return options
 
 
 def _check_defaults(request: Request, members: tuple[str, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -15,7 +16,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from boxcal.app.http.problems import InvalidBounds, InvalidParameter, describe_validation
+from boxcal.app.http.problems import (
+    BoxcalError,
+    DeadlineExceeded,
+    InvalidBounds,
+    InvalidParameter,
+    describe_validation,
+)
 from boxcal.calibrators.errors import hint, nearest
 from boxcal.calibrators.operator.constants import sum_tolerance
 from boxcal.calibrators.scores import integer_of, names_are_integers
@@ -87,6 +94,25 @@ NAMES = tuple(Options.model_fields)
 FLAT = tuple(name for name in NAMES if name != "bounds")
 FEW_LABELS = 50
 """A class name that is not known is compared with so many labels: a comparison takes some microseconds."""
+
+
+class OwnTimeout:
+    """A block in which a timeout that passes is counted as that of the client."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, BoxcalError) and error.kind is DeadlineExceeded:
+            error.reason = "client-timeout"
+
+
+OWN, DEFAULT_TIMEOUT = OwnTimeout(), nullcontext()
+
+
+def timeout_of(options: Options) -> AbstractContextManager[None]:
+    """Give the block that a request runs in: of a client who sets the timeout, or does not."""
+    return DEFAULT_TIMEOUT if options.timeout_ms is None else OWN
 
 
 def place_of(name: str) -> str | None:

@@ -53,7 +53,7 @@ from boxcal.app.predict.bodies import (
 )
 from boxcal.app.predict.description import examples
 from boxcal.app.predict.inputs import Inputs, inputs_of
-from boxcal.app.predict.options import Options
+from boxcal.app.predict.options import Options, timeout_of
 from boxcal.app.predict.pipeline import Pipeline
 from boxcal.app.schemas.predictions import Answer
 from boxcal.app.tables.arrays import (
@@ -246,7 +246,7 @@ async def predict(request: DirectRequest) -> None:
         size = posted.size if posted.kind in {JSON, CSV} else 0
         inputs = await unblocked(size, inputs_of, posted, pipeline.batcher.max_queue_samples, pipeline.inputs)
     as_npy = accepts_npy(request, posted.options)
-    with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy):
+    with pipeline.memory_for(len(inputs), posted.options, as_json=not as_npy), timeout_of(posted.options):
         answer = await unless_disconnected(request, pipeline.predict(inputs, posted.options))
         await respond(request, pipeline, answer, as_npy=as_npy)
 
@@ -273,7 +273,7 @@ async def calibrate(request: DirectRequest) -> None:
         return as_logits(scores, posted.member, dtype)
 
     as_npy = accepts_npy(request, posted.options)
-    with pipeline.memory_for(rows, posted.options, as_json=not as_npy):
+    with pipeline.memory_for(rows, posted.options, as_json=not as_npy), timeout_of(posted.options):
         numbers = max(rows * num_classes, posted.size // 8)
         answer = await pipeline.calibrate(logits, numbers, posted.options, is_array=posted.kind == NPY)
         await respond(request, pipeline, answer, as_npy=as_npy)

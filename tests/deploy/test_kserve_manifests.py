@@ -76,5 +76,10 @@ def test_the_runtime_sets_settings_that_exist_and_the_service_names_it() -> None
         {"name": one["name"], "version": one["version"]} for one in runtime["spec"]["supportedModelFormats"]
     ]
     assert model["modelFormat"] in formats
+    # Variables of a Service named boxcal would be settings that do not exist.
+    assert [manifest(one)["spec"]["predictor"]["enableServiceLinks"] for one in (SERVICE, REPLICAS)] == [
+        False
+    ] * 2
+    assert container["securityContext"]["runAsUser"] == 10001
     (replica,) = manifest(REPLICAS)["spec"]["predictor"]["containers"]
     assert unknown_variable(one["name"] for one in replica["env"]) is None

@@ -176,6 +176,24 @@ def test_calls_are_counted_beside_requests(client: Any, service: Service) -> Non
     assert [now - earlier for now, earlier in zip(counts(), before, strict=True)] == [1.0, 1.0, 1.0]
 
 
+def test_a_timeout_of_the_client_is_no_error_of_the_service(
+    client: Any, service: Service, images: list[bytes]
+) -> None:
+    def counted(reason: str) -> float:
+        value = service.state.telemetry.registry.get_sample_value
+        return value("boxcal_rejected_total", {"reason": reason}) or 0.0
+
+    reasons = ("client-timeout", "deadline-exceeded")
+    given = triton.InferInput("image", [1], "BYTES")
+    given.set_data_from_numpy(np.array([images[0]], object))
+    client.infer("digits", [given])  # so that the work of a sample is known
+    before = [counted(reason) for reason in reasons]
+    with pytest.raises(InferenceServerException, match="timeout") as caught:
+        client.infer("digits", [given], timeout=10)  # microseconds
+    assert "DEADLINE_EXCEEDED" in str(caught.value.status())
+    assert [counted(reason) for reason in reasons] == [before[0] + 1, before[1]]
+
+
 def unfinished(channel: grpc.Channel, stopped: threading.Event) -> Any:
     def messages() -> Iterator[bytes]:
         stopped.wait(30)

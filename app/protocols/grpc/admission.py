@@ -223,7 +223,7 @@ class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has
                 return await answer(context, peer, ticket)
         except BoxcalError as error:
             status = error.status
-            self._telemetry.rejected(error.type)
+            self._telemetry.rejected(error.reason)
             if error.kind in DEFECTS:
                 logger.error("gRPC failed: %s", error)
             code = STATUS.get(HTTPStatus(error.status), grpc.StatusCode.INTERNAL)

@@ -218,7 +218,7 @@ class Models:
         self, model: str, rows: int, given: Mapping[str, Array], options: Options
     ) -> CalibratedAnswer:
         pipeline = self._pipeline
-        with pipeline.memory_for(rows, options, as_json=False):
+        with pipeline.memory_for(rows, options, as_json=False), request_options.timeout_of(options):
             if model.endswith(CALIBRATOR):
                 classes = self._backbone.num_classes
                 numbers = sum(array.size for array in given.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,4 +156,8 @@ async def test_a_timeout_shorter_than_the_work_is_the_requests_own_fault(
             assert late.status_code == 504
             assert late.json()["type"].endswith("deadline-exceeded")
             assert "timeout" in late.json()["detail"]
-    assert (counted("client-timeout"), counted("deadline-exceeded")) == (before[0] + 5, before[1])
+        encoded = base64.b64encode(digits.png(0)).decode()
+        image = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [encoded]}
+        sent = {"inputs": [image], "parameters": {"timeout": 10}}  # microseconds
+        assert (await client.post("/v2/models/digits/infer", json=sent)).status_code == 504
+    assert (counted("client-timeout"), counted("deadline-exceeded")) == (before[0] + 6, before[1])
