@@ -225,7 +225,9 @@ def migrate(*, config: options.Config = None) -> None:
 @cli.command()
 def prune(
     *,
-    keep_versions: Annotated[int, typer.Option(min=1, help="Newest calibrators of each model to keep.")],
+    keep_versions: Annotated[
+        int, typer.Option(min=1, max=2**31, help="Newest calibrators of each model to keep.")
+    ],
     keep_days: Annotated[
         float,
         typer.Option(min=0, max=LONGEST_DAYS, help="Days for which calibrators that were active are kept."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import tempfile
 
 from boxcal.app.cli.output import CannotStart
@@ -30,7 +31,8 @@ class AlreadyRuns(CannotStart):
 
 
 def check_port(settings: Settings) -> str:
-    """Listen on the addresses for a moment, and say that they are free."""
+    """Read the files of TLS, listen on the addresses for a moment, and say that they are free."""
+    check_tls(settings)
     if settings.uds is not None:
         folder = settings.uds.absolute().parent
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -55,6 +57,21 @@ def check_port(settings: Settings) -> str:
     except OSError as error:
         raise CannotStart(f"cannot listen on {address} for gRPC: {error.strerror or error}") from error
     return f"{found}; {address} is free for gRPC"
+
+
+def check_tls(settings: Settings) -> None:
+    """Load the certificate, its key and the authorities of clients, if there are any."""
+    if settings.tls_cert is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    files = f"BOXCAL_TLS_CERT, {settings.tls_cert}, and BOXCAL_TLS_KEY, {settings.tls_key}"
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+        if settings.tls_client_ca is not None:
+            files = f"BOXCAL_TLS_CLIENT_CA, {settings.tls_client_ca}"
+            context.load_verify_locations(settings.tls_client_ca)
+    except (OSError, ValueError) as error:
+        raise CannotStart(f"{files}, cannot be loaded: {error}") from error
 
 
 def running_model(settings: Settings) -> str | None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
@@ -140,9 +140,11 @@ class Database:
     def __init__(self, url: str, *, migrate: bool = True) -> None:
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError) as error:
             raise RegistryUnusable(f"BOXCAL_DATABASE_URL is not a database URL: {error}") from error
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if self.is_sqlite and parsed.database in {None, "", ":memory:"}:
+            raise RegistryUnusable("BOXCAL_DATABASE_URL names no file: write sqlite:////PATH/boxcal.db")
         self._shown = parsed.render_as_string(hide_password=True)
         self.availability = Availability(self._shown)
         # Apart, as one that is read-only answers to what only reads.
@@ -216,9 +218,11 @@ class Database:
     def compact(self) -> None:
         """Return the space of deleted data to the disk. SQLite only: PostgreSQL does so itself."""
         if self.is_sqlite:
-            connection = self.engine.raw_connection()
-            connection.cursor().execute("VACUUM")
-            connection.close()
+            with closing(self.engine.raw_connection()) as connection:
+                try:
+                    connection.cursor().execute("VACUUM")
+                except SqliteError as error:
+                    raise RegistryFull(f"Deleted, but the file is as large as before: {error}") from error
 
     async def run(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """Call something that uses the database, in a thread."""
@@ -323,8 +327,7 @@ def migrate_tables(connection: Connection, shown: str, *, may_migrate: bool) -> 
 
 
 def _sqlite(url: URL) -> Engine:
-    if url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url, **ENGINE_OPTIONS)
 
     @event.listens_for(engine, "connect")

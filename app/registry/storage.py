@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-from boxcal.app.http.problems import DamagedArtifact, RegistryUnusable
+from boxcal.app.http.problems import DamagedArtifact, InternalError, RegistryUnusable
 from boxcal.app.registry.fits import NOBODY
 from boxcal.app.registry.records import BackboneIdentity
 
@@ -171,10 +171,15 @@ def as_os_errors() -> Iterator[None]:
 
 
 def open_storage(location: Path | str | None) -> SharedDirectory | Bucket | None:
-    """Open what replicas share, if they share something."""
+    """Open what replicas share, if they share something; raises BoxcalError."""
     if location is None:
         return None
-    return Bucket(str(location)) if str(location).startswith(SCHEME) else SharedDirectory(Path(location))
+    if str(location).startswith(SCHEME):
+        return Bucket(str(location))
+    try:
+        return SharedDirectory(Path(location))
+    except OSError as error:
+        raise InternalError(f"BOXCAL_SHARED_DIR: cannot write to {location}: {error.strerror}") from error
 
 
 KEPT = 64

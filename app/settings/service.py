@@ -36,6 +36,7 @@ REMOVED = {
 """Settings of earlier versions, and what replaces them."""
 MAY_BE_EMPTY = ("root_path", "allowed_hosts", "cors_origins")
 """An empty path or list is one; an empty address, file or secret is a template that was not filled in."""
+BUCKET = re.compile(r"s3://[^/\s]")
 ORIGIN = re.compile(r"https?://[^/\s]+")
 
 
@@ -192,6 +193,8 @@ class Settings(BaseSettings):
     def _processes_fit_together(self) -> Self:
         if self.fits == "queue" and self.shared_dir is None:
             raise ValueError("fits is 'queue'; it needs shared_dir, the directory of the validation sets")
+        if self.grpc_port and self.grpc_port == self.port and self.uds is None:
+            raise ValueError(f"grpc_port is {self.grpc_port}, which is the port of HTTP")
         if self.workers > 1 and self.grpc_port == 0:
             raise ValueError("grpc_port is 0; several processes need one port")
         return self
@@ -225,6 +228,27 @@ class Settings(BaseSettings):
     def _belongs_to_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
         if (value is None) != (info.data.get("tls_cert") is None):
             raise ValueError("BOXCAL_TLS_CERT and BOXCAL_TLS_KEY must be set together")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _names_a_socket(cls, value: str) -> str:
+        if value == UNIX:
+            raise ValueError("'unix:' names no socket; write unix:PATH")
+        return value
+
+    @field_validator("tls_client_ca")
+    @classmethod
+    def _is_asked_for(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("tls_cert") is None:
+            raise ValueError("it needs BOXCAL_TLS_CERT: without HTTPS no client shows a certificate")
+        return value
+
+    @field_validator("shared_dir")
+    @classmethod
+    def _is_a_folder_or_bucket(cls, value: str | None) -> str | None:
+        if value is not None and "://" in value and not BUCKET.match(value):
+            raise ValueError(f"{value!r} is neither a directory nor s3://BUCKET/PREFIX")
         return value
 
     @field_validator("cors_origins")

@@ -106,6 +106,11 @@ BAD_WEBHOOKS = ("ftp://host/x", "https://", "http://[::1/x", "http://host:99999/
         (("--alarm-webhook", "http://x"), "error: alarm_webhook needs alarm_secret"),
         *((("--alarm-webhook", url), "alarm_webhook must be an http or https URL") for url in BAD_WEBHOOKS),
         (("--tls-cert", "a.pem"), "BOXCAL_TLS_KEY: BOXCAL_TLS_CERT and BOXCAL_TLS_KEY must be set together"),
+        (("--tls-client-ca", "a.pem"), "--tls-client-ca: it needs BOXCAL_TLS_CERT: without HTTPS no client"),
+        (("--shared-dir", "gs://bucket/a"), "'gs://bucket/a' is neither a directory nor s3://BUCKET/PREFIX"),
+        (("--host", "unix:"), "--host: 'unix:' names no socket; write unix:PATH"),
+        (("--port", "8009", "--grpc-port", "8009"), "error: grpc_port is 8009, which is the port of HTTP"),
+        (("--shared-dir", "s3://"), "--shared-dir: 's3://' is neither a directory nor s3://BUCKET/PREFIX"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(
@@ -139,6 +144,26 @@ def test_a_folder_that_cannot_be_written_is_named_without_a_traceback(boxcal: Bo
         ended = boxcal("serve", "--data-dir", folder)
         ended.refuses(f"boxcal: error: BOXCAL_DATA_DIR: cannot write to {folder}: ", 3)
         assert "Traceback" not in ended.stderr
+
+
+def test_a_shared_directory_that_cannot_be_written_is_named(boxcal: Boxcal, tmp_path: Path) -> None:
+    given = ("--data-dir", tmp_path, "--port", 0, "--shared-dir", "/proc/boxcal")
+    ended = boxcal("serve", *given)
+    assert "BOXCAL_SHARED_DIR: cannot write to /proc/boxcal: No such file or directory" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "doctor"])
+def test_files_of_tls_that_cannot_be_loaded_are_named(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.setenv("BOXCAL_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("BOXCAL_TLS_CERT", "none.pem")
+    monkeypatch.setenv("BOXCAL_TLS_KEY", "none.key")
+    ended = boxcal(command)
+    said = "BOXCAL_TLS_CERT, none.pem, and BOXCAL_TLS_KEY, none.key, cannot be loaded: [Errno 2] No such file"
+    assert said in " ".join((ended.stdout + ended.stderr).split())
+    assert ended.code in {1, 3}
 
 
 def test_the_shell_completes_commands_options_and_values() -> None:

@@ -1,5 +1,6 @@
 """The database is created, upgraded, guarded and refused as it should be."""
 
+import resource
 import sqlite3
 import threading
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from boxcal.app.http.problems import RegistryUnusable
+from boxcal.app.http.problems import RegistryFull, RegistryUnusable
 from boxcal.app.registry import database as registry_database
 from boxcal.app.registry.database import CONNECTIONS, FIRST, NEXT, STEPS, Database
 from boxcal.app.registry.tables import HEAD
@@ -95,6 +96,8 @@ def test_a_newer_or_unreleased_database_is_refused(url: str, tmp_path: Path, rev
     ("url", "message"),
     [
         ("not a url", "BOXCAL_DATABASE_URL is not a database URL"),
+        ("postgresql://user@host:port/name", "BOXCAL_DATABASE_URL is not a database URL: invalid literal"),
+        ("sqlite://", "BOXCAL_DATABASE_URL names no file: write sqlite:////PATH/boxcal.db"),
         ("sqlite:////proc/nowhere/boxcal.db", "cannot be opened"),
         ("nonesuch://host/name", "cannot be opened"),
     ],
@@ -102,6 +105,20 @@ def test_a_newer_or_unreleased_database_is_refused(url: str, tmp_path: Path, rev
 def test_an_unusable_url_is_refused_in_words(url: str, message: str) -> None:
     with raises_problem(RegistryUnusable, match=message):
         Database(url)
+
+
+def test_a_full_disk_keeps_a_file_from_shrinking_and_says_so(tmp_path: Path) -> None:
+    database = opened(f"sqlite:///{tmp_path / 'boxcal.db'}")
+    with database.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE large AS SELECT zeroblob(1000000) AS bytes")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with raises_problem(RegistryFull, match="Deleted, but the file is as large as before: d"):
+            database.compact()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        database.close()
 
 
 def test_a_password_is_not_shown() -> None:
