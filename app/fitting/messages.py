@@ -63,6 +63,7 @@ class RefitTask:
     class_prior: list[float] | None
     # Version, artifact and class prior of calibrators that were active before
     earlier: list[tuple[int, Base64Bytes | None, list[float] | None]]
+    classes: list[str] | None = None  # The K class names
     memory_bytes: int | None = None
     kind: Literal["refit"] = "refit"
 

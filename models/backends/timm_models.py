@@ -72,8 +72,8 @@ def _with_weights(timm: Any, name: str, path: Path) -> Any:
     """Build the network with as many classes as the file has, and load it."""
     weights = read_weights(path)
     network = timm.create_model(name)
-    head = network.pretrained_cfg.get("classifier")
-    weight = weights.get(f"{head}.weight") if isinstance(head, str) else None
+    heads = network.pretrained_cfg.get("classifier") or ""  # of a distilled model two, with the same classes
+    weight = weights.get(f"{heads if isinstance(heads, str) else heads[0]}.weight")
     if weight is not None and weight.ndim and weight.shape[0] not in {0, network.num_classes}:
         network = timm.create_model(name, num_classes=int(weight.shape[0]))
     load_into(network, weights, path)

@@ -29,7 +29,7 @@ from boxcal.models.backends.torch_backbone import (
     parameter_count,
     resolve_device,
 )
-from boxcal.models.inputs.saved_configs import image_preprocessing, read_json
+from boxcal.models.inputs.saved_configs import image_preprocessing, image_processor, read_json
 from boxcal.models.inputs.texts import IDS, MASK, PAIR, TYPES, TextInputs
 
 
@@ -136,7 +136,7 @@ class UnpaddedLogits(Logits):
 
 
 def load_transformers(folder: Path, *, labels: Path | None, device: str, precision: str) -> Backbone:
-    """Load a classifier, of images if the folder has a `preprocessor_config.json`, else of texts."""
+    """Load a classifier, of images if the folder says how an image is processed, else of texts."""
     try:
         import transformers  # noqa: PLC0415 - an optional package
     except ImportError as error:
@@ -149,8 +149,9 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
             f"{folder}: the problem_type is {config['problem_type']!r}; boxcal calibrates classes of which "
             "exactly one is true."
         )
-    reads_images = (folder / "preprocessor_config.json").is_file()
-    kind = "AutoModelForImageClassification" if reads_images else "AutoModelForSequenceClassification"
+    processor = image_processor(folder)
+    kind = "AutoModelForSequenceClassification" if processor is None else "AutoModelForImageClassification"
+    said = "texts, as it has no preprocessor_config.json" if processor is None else "images"
     transformers.logging.disable_progress_bar()
     try:
         network, report = getattr(transformers, kind).from_pretrained(
@@ -161,7 +162,7 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
             output_loading_info=True,
         )
     except Exception as error:  # its errors have no common class
-        raise BackboneError(f"{folder} cannot be loaded as a classifier: {error}"[:1000]) from error
+        raise BackboneError(f"{folder} cannot be loaded as a classifier of {said}: {error}"[:1000]) from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(
             f"{folder}: the weights miss {', '.join(missing[:3])}; it was saved without its head."
@@ -175,8 +176,8 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
         "precision": precision,
     }
     name, network = f"transformers:{folder.name}", network.eval()
-    if reads_images:
-        preprocessing = image_preprocessing(folder / "preprocessor_config.json")
+    if processor is not None:
+        preprocessing = image_preprocessing(processor)
         shape = preprocessing.input_shape
         return TorchBackbone(name, Logits(network), input_shape=shape, preprocessing=preprocessing, **given)
     inputs, logits = _text_inputs(folder, config, network)

@@ -13,6 +13,7 @@ from boxcal.models.inputs.images import ImageClassification
 
 MOST_BYTES = 16 * 2**20
 """Of a document; that of a model of 20,000 classes has one."""
+PART = "image_processor"
 UNLIKE = ("Levit", "MobileViT", "MobileVit", "PoolFormer")
 """Image processors whose sizes mean something else, or whose channels are turned round."""
 
@@ -32,9 +33,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
+def image_processor(folder: Path) -> Path | None:
+    """Find the configuration of an image processor, which may be part of that of a processor."""
+    if (path := folder / "preprocessor_config.json").is_file():
+        return path
+    path = folder / "processor_config.json"
+    return path if path.is_file() and PART in read_json(path) else None
+
+
 def image_preprocessing(path: Path) -> ImageClassification:
     """Convert the configuration of an image processor; what cannot be converted is refused."""
     found = read_json(path)
+    found = part if isinstance(part := found.get(PART), dict) else found
     for member in ("do_resize", "do_rescale", "do_normalize"):
         if not found.get(member, True):
             raise BackboneError(f"{path}: {member} is false; boxcal resizes, scales and normalises.")

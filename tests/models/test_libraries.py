@@ -154,6 +154,30 @@ def test_a_model_that_cannot_be_loaded_is_refused(spec: str, message: str) -> No
         load_backbone(spec, device="cpu")
 
 
+def test_a_timm_model_with_two_heads_takes_own_classes(tmp_path: Path) -> None:
+    import timm
+
+    name = "deit_tiny_distilled_patch16_224"
+    save_file(timm.create_model(name, num_classes=6).state_dict(), tmp_path / "six.safetensors")
+    served = load_backbone(f"timm:{name}?checkpoint={tmp_path / 'six.safetensors'}", device="cpu")
+    assert served.labels == tuple("012345")
+
+
+def test_the_configuration_of_an_image_processor_may_be_part_of_another(tmp_path: Path) -> None:
+    of_vision_transformer(tmp_path)
+    alone = tmp_path / "preprocessor_config.json"
+    part = {"processor_class": "CLIPProcessor", "image_processor": json.loads(alone.read_text())}
+    (tmp_path / "processor_config.json").write_text(json.dumps(part))
+    expected = load_backbone(f"transformers:{tmp_path}", device="cpu").preprocessing
+    alone.unlink()
+    assert load_backbone(f"transformers:{tmp_path}", device="cpu").preprocessing == expected
+    (tmp_path / "processor_config.json").unlink()
+    with pytest.raises(
+        BackboneError, match=r"a classifier of texts, as it has no preprocessor_config\.json: "
+    ):
+        load_backbone(f"transformers:{tmp_path}", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,7 +226,8 @@ class FitJobs:
             raise NotReady(GOING_DOWN)
         folder = await asyncio.to_thread(self.workspace.new_folder, f"refit-{secrets.token_hex(8)}")
         try:
-            return await self._runner.refit(await asyncio.to_thread(write, folder))
+            task = await asyncio.to_thread(write, folder)
+            return await self._runner.refit(replace(task, classes=list(self.summary.labels)))
         except WorkerFailed as error:
             if self._closing.is_set():
                 raise NotReady(GOING_DOWN) from error

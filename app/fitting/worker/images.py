@@ -71,7 +71,7 @@ def keep_images(
     path = place.path.name if place.path.parent == folder else str(place.path.absolute())
     listing = {"path": path, "start": place.start, "length": place.length, "names": names}
     (folder / LISTING).write_text(json.dumps(listing))
-    keep_labels(folder, np.array(labels), len(classes))
+    keep_labels(folder, np.array(labels), classes)
 
 
 def _check_parts(names: Sequence[str]) -> None:

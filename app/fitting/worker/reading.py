@@ -111,11 +111,12 @@ def _read(
     has_scores = are_images or check.holds_scores(FilePart(path, 0, size))
     may_be_samples = source.model.startswith(SAMPLE_MODELS) and not has_scores
     place = FilePart(path, 0, size)
-    backbone = source.load() if are_images or may_be_samples else None
+    are_named = source.model.startswith("logits") and source.labels is not None and classes is None
+    backbone = source.load() if are_images or may_be_samples or are_named else None
     data = check.read_file(
         place,
         folder,
-        classes=backbone.labels if are_images and backbone else classes,
+        classes=backbone.labels if backbone and (are_images or are_named) else classes,
         max_bytes=NO_LIMIT,
         declared=declared,
         inputs=ModelInputs.of(backbone) if backbone else None,

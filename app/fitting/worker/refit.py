@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def refit(task: RefitTask) -> RefitOutcome:
         nll=best.score,
         champion_nll=champion_nll,
         compared=len(found),
-        fitted=_fitted(best, champion, logits, labels) if is_new else None,
+        fitted=_fitted(best, champion, logits, labels, task.classes) if is_new else None,
     )
 
 
@@ -58,7 +59,9 @@ def _prior(values: list[float] | None) -> Any:
     return None if values is None else np.array(values)
 
 
-def _fitted(best: Candidate, champion: ArrayCalibrator, logits: Any, labels: Any) -> FittedCalibrator:
+def _fitted(
+    best: Candidate, champion: ArrayCalibrator, logits: Any, labels: Any, classes: list[str] | None
+) -> FittedCalibrator:
     report = _report(best.calibrator, champion, logits, labels).to_dict()
     report["refit"] = {
         "candidate": best.name,
@@ -66,10 +69,11 @@ def _fitted(best: Candidate, champion: ArrayCalibrator, logits: Any, labels: Any
         "parameters": best.parameters,
     }
     svg, png = reliability_images(report)
+    calibrator = replace(best.calibrator, classes=classes)
     return FittedCalibrator(
-        method=best.calibrator.method,
-        artifact=best.calibrator.to_bytes(),
-        spec=best.calibrator.spec,
+        method=calibrator.method,
+        artifact=calibrator.to_bytes(),
+        spec=calibrator.spec,
         report=report,
         reliability_svg=svg,
         reliability_png=png,

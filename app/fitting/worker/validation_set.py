@@ -358,10 +358,11 @@ def _notes(columns: FileColumns, rows: int, scaled: int) -> list[dict[str, Any]]
     ]
 
 
-def keep_labels(folder: Path, labels: Array, num_classes: int) -> None:
-    """Write the labels (N,) of images into `folder`."""
+def keep_labels(folder: Path, labels: Array, classes: Sequence[str]) -> None:
+    """Write the labels (N,) of images, and the names of the K classes, into `folder`."""
     check_count(len(labels))
-    _keep(folder, "labels", _checked_labels(labels, num_classes))
+    _keep(folder, "labels", _checked_labels(labels, len(classes)))
+    (folder / COLUMNS).write_text(json.dumps({"classes": list(classes)}))
 
 
 def _keep(folder: Path, name: str, values: Array) -> None:

@@ -377,6 +377,30 @@ def test_many_classes_are_named_in_a_file(boxcal: Boxcal, tmp_path: Path) -> Non
     assert ArrayCalibrator.from_bytes(output.read_bytes()).classes == tuple(names)
 
 
+def test_the_classes_of_a_model_that_runs_elsewhere_are_kept(
+    boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of arrays, which name none, so that the columns of a table are found in another order too."""
+    names, rng = ["ant", "bee", "cat"], np.random.default_rng(3)
+    logits = rng.normal(size=(400, 3)) * 2
+    labels = (logits + np.array([1.5, 0.0, -1.0]) + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    np.savez(tmp_path / "in.npz", logits=logits, labels=labels)
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    monkeypatch.setenv("BOXCAL_MODEL", "logits:3")
+    monkeypatch.setenv("BOXCAL_LABELS", str(tmp_path / "names.txt"))
+    output = tmp_path / "out.safetensors"
+    assert boxcal("fit", tmp_path / "in.npz", "--method", "vector", "--output", output).code == 0
+    assert ArrayCalibrator.from_bytes(output.read_bytes()).classes == tuple(names)
+    frame = pd.DataFrame(logits, columns=names).assign(label=np.array(names)[labels])
+    found = []
+    for order in (names, names[::-1]):
+        frame[[*order, "label"]].to_csv(tmp_path / "t.csv", index=False)
+        answer = boxcal("evaluate", tmp_path / "t.csv", "--calibrator", output, "--json").json
+        found.append(answer["metrics"]["nll"]["after"]["value"])
+    assert found[0] == pytest.approx(found[1], abs=1e-12)
+    assert found[0] < boxcal("evaluate", tmp_path / "t.csv", "--json").json["metrics"]["nll"]["value"] - 0.1
+
+
 def test_prune_returns_the_space_to_the_disk(
     boxcal: Boxcal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

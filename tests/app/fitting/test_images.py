@@ -60,6 +60,7 @@ def test_folders_are_classes_in_composed_and_decomposed_unicode(tmp_path: Path) 
             out.writestr(f"{folder}/{index}.png", DIGITS.png(index))
     stored = read_bytes(file.getvalue(), tmp_path, 10**6, classes=["bar", "caf\xe9"])
     assert np.load(stored.folder / "labels.npy").tolist() == [1, 1, 0] * 20
+    assert stored.classes == ["bar", "caf\xe9"]
 
 
 def test_hidden_files_are_left_out_but_not_those_of_a_class(tmp_path: Path) -> None:

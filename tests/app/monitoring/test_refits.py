@@ -48,7 +48,9 @@ def until(client: httpx.Client, kind: str, seed: int = 100, seconds: float = 280
 
 
 def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
-    with client_of(data_dir) as client:
+    (labels := data_dir / "labels.txt").parent.mkdir(exist_ok=True)
+    labels.write_text("\n".join(f"class {k}" for k in range(10)))
+    with client_of(data_dir, labels=labels) as client:
         found = until(client, "duel_won")
         assert [kind for kind in found if kind in ("refit", "candidate", "duel_won")] == [
             "refit", "candidate", "duel_won",
@@ -58,6 +60,8 @@ def test_a_refit_is_proposed_and_activated_by_a_person(data_dir: Path) -> None:
         version = state["challenger"]
         record = client.get(f"/calibrators/{version}").json()
         assert not record["active"]
+        artifact = client.get(f"/calibrators/{version}/artifact").content
+        assert (ArrayCalibrator.from_bytes(artifact).classes or ())[9:] == ("class 9",)
         report = client.get(f"/calibrators/{version}/report").json()
         assert report["metrics"]["nll"]["after"]["value"] < report["metrics"]["nll"]["before"]["value"]
         assert sum(report["class_prior"]) == pytest.approx(1.0)
