@@ -302,6 +302,11 @@ def _turn_labels(rows: NDArray[Any], agreed: float, declaration: dict[str, Any],
     if is_of_two and agreed <= 1.0 - AGREEMENT:
         declaration["labels"] = labels[::-1]
         notes.append("`labels` are in the order of the scores, which is not that of the model's own labels.")
+    elif declaration["outputs"] == "logits" and agreed < AGREEMENT:
+        notes.append(
+            f"The largest score is that of the label beside it in {agreed:.0%} of random rows: check that "
+            "each score is of one class, and `labels` in the order of the scores."
+        )
 
 
 def _declare_carried(carried: ModelSpec, declaration: dict[str, Any], notes: list[str]) -> None:

@@ -278,6 +278,7 @@ def test_scores_that_contradict_the_label_are_refused(tmp_path: Path) -> None:
     message = r'not that of the label beside it.*declare "outputs": "logits"'
     with pytest.raises(BackboneError, match=message):
         load_exported(tmp_path / "m.onnx", model, rows, zipmap=False)
+    assert "check that each score is of one class" in " ".join(inspect_model(tmp_path / "m.onnx").notes)
     declare(tmp_path / "m.onnx", outputs="logits", labels=["1", "0", "2"])
     assert load(tmp_path / "m.onnx").labels == ("1", "0", "2")
 
