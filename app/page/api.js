@@ -69,10 +69,20 @@ async function send(path, options) {
     response = await fetch(url(path), { ...options, headers: headers(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { title: "The service is unreachable", detail: "No response: is it running?" });
+    throw await lost("The service is unreachable", "No response: is it running?", [options.body]);
   }
   if (response.ok) return response;
   throw await problemOf(response.status, await response.text());
+}
+
+/** Browsers send no file that has changed. */
+async function lost(title, detail, sent) {
+  try {
+    for (const part of sent) if (part instanceof File) await part.slice(0, 1).arrayBuffer();
+    return new Problem(0, { title, detail });
+  } catch {
+    return new Problem(0, { title: "The file has changed since you chose it", detail: "Choose it again." });
+  }
 }
 
 async function problemOf(status, text) {
@@ -122,15 +132,7 @@ export function upload(path, form, progress) {
       if (request.status < 300) resolve(JSON.parse(request.responseText));
       else reject(await problemOf(request.status, request.responseText));
     };
-    request.onerror = async () => {
-      let detail = "The connection was lost.";
-      try {
-        for (const part of form.values()) if (part instanceof File) await part.slice(0, 1).arrayBuffer();
-      } catch {
-        detail = "The file has changed since you chose it: choose it again.";
-      }
-      reject(new Problem(0, { title: "The upload failed", detail }));
-    };
+    request.onerror = async () => reject(await lost("The upload failed", "The connection was lost.", form.values()));
     request.send(form);
   });
 }

@@ -48,10 +48,11 @@ export const field = (name, control) =>
 export const definitions = (entries) =>
   h("dl", {}, entries.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 
-/** A choice of labelled data, and the label on which a file is dropped. */
-export function fileChoice(id, kind, hint, choose) {
+const DATA = ".npz,.parquet,.arrow,.csv,.json,.jsonl,.gz,.zip";
+
+/** A choice of a file, and the label on which it is dropped. */
+export function fileChoice(id, kind, hint, choose, accept = DATA) {
   const onchange = () => file.files[0] && choose(file.files[0]);
-  const accept = ".npz,.parquet,.arrow,.csv,.json,.jsonl,.gz,.zip";
   const onclick = () => (file.value = ""); // choosing the same file again is a change too
   const file = h("input", { type: "file", class: "visually-hidden", id, accept, onchange, onclick });
   return [file, h("label", { class: kind, for: id }, h("span", { class: "hint" }, hint))];

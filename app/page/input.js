@@ -1,6 +1,6 @@
 // The input of the view Try: an image (a file, dropped, pasted or an example), another input of the model or logits as text.
 
-import { acceptDrops, button, h } from "./dom.js";
+import { acceptDrops, button, fileChoice, h } from "./dom.js";
 
 // Kept while the page is open, so that other views do not reset it.
 const state = { mode: "image", blob: null, name: "", png: null, input: null, written: "", logits: null, text: "" };
@@ -25,15 +25,9 @@ export class Input {
     this.changed = changed;
     this.refuse = refuse;
     this.preview = h("img", { class: "thumb", alt: "" });
-    this.file = h("input", {
-      type: "file",
-      accept: "image/*",
-      class: "visually-hidden",
-      id: "image",
-      onchange: () => this.file.files[0] && this.take(this.file.files[0], this.file.files[0].name),
-    });
     const hint = [h("b", {}, "Drop an image"), ", paste one, or ", h("u", {}, "choose a file")];
-    this.drop = h("label", { class: "drop", for: "image" }, this.preview, h("span", { class: "hint" }, hint));
+    [this.file, this.drop] = fileChoice("image", "drop", hint, (file) => this.take(file, file.name), "image/*");
+    this.drop.prepend(this.preview);
     this.examples = h("div", { class: "examples", role: "group", "aria-label": "Example images" });
     this.area = h(
       "textarea",

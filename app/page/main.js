@@ -21,7 +21,7 @@ let turn = 0;
 /** Show the view that the address names: that it loads, the view itself, or why it could not be loaded. */
 async function route() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
-  if (location.hash === "#view") return;
+  if (location.hash === "#view" && turn) return;
   const permitted = Object.keys(views).filter((each) => may(NEEDED[each]));
   const view = permitted.includes(name) ? name : permitted[0];
   if (!view) {

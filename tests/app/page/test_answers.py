@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from boxcal.models.digits_data import Digits
 from tests.app.page.conftest import Problems, checked_page
 from tests.app.page.test_browser import open_try, write_bounds
 from tests.app.running import running
@@ -116,6 +118,28 @@ def test_a_late_confirmation_does_not_confirm_another_input(page: Page, page_url
     held.routes[1].continue_()
     expect(page.locator(".headline .label")).to_have_text("3")
     expect(page.locator(".sure")).to_be_visible()
+
+
+def test_an_image_can_be_chosen_again_and_again_after_it_has_changed(
+    page: Page, page_url: str, problems: Problems, tmp_path: Path, digits: Digits
+) -> None:
+    problems.expected = "ERR_UPLOAD_FILE_CHANGED"
+    (image := tmp_path / "a.png").write_bytes(digits.png(0))
+    open_try(page, page_url)
+    page.locator("#image").set_input_files(image)
+    expect(page.locator(".thumb")).to_have_attribute("alt", "a.png")
+    expect(page.locator(".sure")).to_be_visible()
+    page.get_by_role("button", name="Example 3: digit 3").click()
+    with page.expect_file_chooser() as chooser:
+        page.locator("label[for=image]").click()
+    chooser.value.set_files(image)
+    expect(page.locator(".thumb")).to_have_attribute("alt", "a.png")
+    image.write_bytes(b"another")
+    os.utime(image, (2e9, 2e9))  # Chromium compares whole seconds
+    write_bounds(page, '{"upper": 0.5}')
+    expect(page.locator(".trouble")).to_contain_text(
+        "The file has changed since you chose it. Choose it again."
+    )
 
 
 def test_an_input_that_is_refused_has_no_answer(

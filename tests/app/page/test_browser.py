@@ -364,6 +364,15 @@ def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
     expect(limit).to_be_hidden()
 
 
+def test_the_content_that_is_skipped_to_is_shown_after_a_reload(page: Page, page_url: str) -> None:
+    open_try(page, page_url)
+    page.locator(".skip").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#view$"))
+    page.reload()
+    expect(page.locator(".sure")).to_be_visible()
+
+
 def test_a_file_that_has_changed_is_to_be_chosen_again(
     page: Page, page_url: str, small_file: Path, problems: Problems, tmp_path: Path
 ) -> None:
@@ -374,7 +383,7 @@ def test_a_file_that_has_changed_is_to_be_chosen_again(
     changed.write_bytes(b"corrected")
     os.utime(changed, (2e9, 2e9))  # Chromium compares whole seconds
     page.get_by_role("button", name="Fit", exact=True).click()
-    expect(page.locator(".live .problem")).to_contain_text("changed since you chose it: choose it again.")
+    expect(page.locator(".live .problem")).to_contain_text("changed since you chose it. Choose it again.")
     with page.expect_file_chooser():
         page.locator("label[for=data]").click()
     expect(page.locator("#data")).to_have_value("")
