@@ -69,9 +69,9 @@ def main() -> int:
         try:
             request.request("GET", "/health/ready", headers={"Host": name(port)})
             answer = request.getresponse()
-        except (OSError, http.client.HTTPException):
-            if setting("tls_client_ca"):  # whose authority signs no servers: it listens once it is ready
-                return 0
+        except (OSError, http.client.HTTPException) as error:
+            if setting("tls_client_ca") and not isinstance(error, TimeoutError):
+                return 0  # it refuses a certificate that is no client's, and listens once it is ready
             raise
         if answer.status == http.client.OK:
             return 0

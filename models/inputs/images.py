@@ -13,7 +13,7 @@ import io
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,6 +136,8 @@ class ImageClassification:
     std: tuple[float, ...]
     interpolation: Image.Resampling = Image.Resampling.BILINEAR
     channels_last: bool = False  # Whether the channels are the last dimension of an input, not the first
+    # Whether a crop that cannot be in the centre lies left and above it, as transformers has it
+    rounds_down: bool = field(default=False, repr=False)  # fingerprints have the rest
 
     @property
     def background(self) -> int:
@@ -205,10 +207,11 @@ class ImageClassification:
         cropped.paste(image.resize((width, height), self.interpolation, whole), (-left, -top))
         return cropped
 
-    @staticmethod
-    def _start(side: int, crop: int) -> int:
+    def _start(self, side: int, crop: int) -> int:
         """Return where the crop begins: below 0 where it is padded, which torchvision rounds otherwise."""
-        return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
+        if side < crop:
+            return -((crop - side) // 2)
+        return (side - crop) // 2 if self.rounds_down else round((side - crop) / 2)
 
 
 @dataclass(frozen=True, slots=True)

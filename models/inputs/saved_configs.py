@@ -69,6 +69,7 @@ def image_preprocessing(path: Path) -> ImageClassification:
             tuple(map(float, found["image_mean"])),
             tuple(map(float, found["image_std"])),
             Image.Resampling(found.get("resample", Image.Resampling.BILINEAR)),
+            rounds_down=True,
         )
     except BackboneError:
         raise

@@ -370,4 +370,5 @@ def _written(preprocessing: ImageClassification) -> dict[str, Any]:
     return {
         name: value.name.lower() if isinstance(value, Enum) else value
         for name, value in asdict(preprocessing).items()
+        if name != "rounds_down"  # a declaration has torchvision's crop
     }
