@@ -52,7 +52,7 @@ export async function identify() {
 
 /** Whether the key has a scope. */
 export const may = (scope) => scopes.has(scope);
-const headers = (more) => ({ ...more, ...(apiKey && { Authorization: `Bearer ${apiKey}` }) });
+const headers = (more) => ({ ...more, ...(apiKey && { Authorization: `Bearer ${encodeURI(apiKey)}` }) });
 
 export class Problem extends Error {
   constructor(status, document) {

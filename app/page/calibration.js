@@ -149,11 +149,12 @@ class Calibration {
       );
       return;
     }
-    let report, other;
+    let report, other, model;
     try {
-      [report, other] = await Promise.all([
+      [report, other, model] = await Promise.all([
         get(`/calibrators/${record.version}/report`),
         this.against === undefined ? null : get(`/calibrators/${this.against}/report`),
+        get("/model"),
       ]);
     } catch (error) {
       this.said.replaceChildren(problem(error));
@@ -162,7 +163,7 @@ class Calibration {
     const { records, chosen, against } = this;
     this.detail.replaceChildren(
       this.said,
-      ...reportCards(heading, { record, report, against, other }),
+      ...reportCards(heading, { record, report, against, other }, model.labels),
       may("fit") ? new Compare({ records, chosen, against }).card : "",
     );
   }

@@ -23,7 +23,7 @@ const METRICS = [
 const FIRST = 5;
 
 /** Return the cards of a report under a heading; `other` is the report to show beside it, or null. */
-export function reportCards(heading, { record, report, against, other }) {
+export function reportCards(heading, { record, report, against, other }, labels) {
   return [
     h(
       "div",
@@ -35,7 +35,7 @@ export function reportCards(heading, { record, report, against, other }) {
       diagrams(record, report, against, other),
     ),
     metrics(record, report, against, other),
-    classes(report),
+    classes(report, labels),
     facts(record, report),
   ];
 }
@@ -177,14 +177,14 @@ function metrics(record, report, against, other) {
   );
 }
 
-function classes(report) {
+function classes(report, labels) {
   const panels = report.reliability.classes,
     all = panels.length === report.classes;
   return h(
     "details",
     { class: "card single" },
     h("summary", {}, all ? "Reliability of every class" : `The ${panels.length} worst calibrated classes`),
-    h("div", { class: "multiples" }, panels.map((panel) => small(panel, String(panel.class)))),
+    h("div", { class: "multiples" }, panels.map((panel) => small(panel, labels[panel.class]))),
     key(["before-line", "before"], ["curve", "after"], ["band", "95 % if calibrated"]),
   );
 }
@@ -200,7 +200,7 @@ function facts(record, report) {
     ["artifact", `${bytes(record.size)}, sha256 ${record.sha256.slice(0, 12)}…`],
     ["made", new Date(record.created_at).toLocaleString("en-GB")],
   ];
-  const link = (name, label) =>
+  const link = (name, label, file) =>
     h(
       "a",
       {
@@ -209,7 +209,7 @@ function facts(record, report) {
         onclick: (event) => {
           if (!hasKey()) return;
           event.preventDefault();
-          save(`/calibrators/${record.version}/${name}`, `calibrator-${record.version}-${name}`);
+          save(`/calibrators/${record.version}/${name}`, `calibrator-${record.version}${file}`);
         },
       },
       label,
@@ -219,6 +219,6 @@ function facts(record, report) {
     { class: "card facts" },
     h("h2", {}, "Details"),
     definitions(entries),
-    paragraph("links", link("artifact", "artifact"), link("report", "report as JSON"), link("reliability.svg", "diagram as SVG")),
+    paragraph("links", link("artifact", "artifact", ".safetensors"), link("report", "report as JSON", "-report.json"), link("reliability.svg", "diagram as SVG", ".svg")),
   );
 }

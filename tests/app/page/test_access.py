@@ -134,6 +134,16 @@ def test_a_key_that_opens_no_view_is_told_which_scopes_the_views_need(
     )
 
 
+def test_a_key_that_was_copied_in_part_is_asked_for_again(signed_out: Page, guarded: Guarded) -> None:
+    """Its ellipsis cannot be part of a header as it is."""
+    page = signed_out
+    page.goto(f"{guarded.url}/ui/#/monitor")
+    sign_in(page, f"{guarded.keys['read'][:8]}…")
+    expect(page.get_by_role("dialog")).to_contain_text("The API key is not valid")
+    sign_in(page, guarded.keys["read"])
+    expect(page.locator(".tile").first).to_be_visible()
+
+
 def status_of(guarded: Guarded, key: str) -> int:
     return httpx.get(f"{guarded.url}/stats", headers={"Authorization": f"Bearer {key}"}).status_code
 

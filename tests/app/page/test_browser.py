@@ -364,6 +364,17 @@ def test_a_time_limit_for_auto_is_sent_and_an_invalid_one_is_explained(
     expect(limit).to_be_hidden()
 
 
+def test_panels_of_classes_have_their_names(page: Page, page_url: str, versions: tuple[int, int]) -> None:
+    def named(route: Route) -> None:
+        model = route.fetch().json()
+        route.fulfill(json={**model, "labels": [f"digit {k}" for k in range(10)]})
+
+    page.route("**/model", named)
+    page.goto(f"{page_url}/ui/#/calibration/{versions[0]}")
+    page.get_by_text("Reliability of every class").click()
+    expect(page.locator(".multiples figcaption").nth(9)).to_contain_text("digit 9 ")
+
+
 def test_the_content_that_is_skipped_to_is_shown_after_a_reload(page: Page, page_url: str) -> None:
     open_try(page, page_url)
     page.locator(".skip").focus()
