@@ -6,6 +6,7 @@ The public names are loaded on first use, so `import boxcal` needs neither torch
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ CLIENTS = ("AsyncBoxcalClient", "BoxcalClient")
 
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when the name is first read."""
+    if name == "__version__":
+        return version("boxcal")
     if name not in __all__:
         raise AttributeError(f"module 'boxcal' has no attribute {name!r}")
     module = import_module("boxcal.app.client" if name in CLIENTS else "boxcal.calibrators")

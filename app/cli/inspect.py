@@ -8,6 +8,7 @@ folder.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from boxcal.app.cli.options import Json
 from boxcal.app.cli.output import UsageError, escape, messages, plain_table, screen, write_json
 
 SHOWN_LABELS = 8
+MISSING = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 INSPECT_SECONDS = 300.0
 """For an ONNX file, of which the trial run takes 60 s at most."""
 MOST_FOUND_BYTES = 16 * 2**20
@@ -90,6 +92,8 @@ def _inspected(path: Path) -> dict[str, Any]:
         errors.seek(0)
         if run.returncode:
             last = errors.read().strip().rpartition("\n")[2]
+            if missing := MISSING.fullmatch(last):
+                raise ModuleNotFoundError(last, name=missing[1])
             reason = last or f"its process ended with status {run.returncode}"
             raise UsageError(f"{path} could not be inspected: {reason}")
         document: dict[str, Any] = json.load(answer)

@@ -29,9 +29,9 @@ EXTRAS = {
     "pyarrow": "tables",
     "psycopg": "postgres",
     **dict.fromkeys(("matplotlib", "numba", "orjson", "pydantic_settings"), "methods"),
-    **dict.fromkeys(("safetensors", "scipy", "threadpoolctl"), "methods"),
+    **dict.fromkeys(("PIL", "safetensors", "scipy", "threadpoolctl"), "methods"),
     "sklearn": "calibrators",
-    **dict.fromkeys(("PIL", "fastapi", "fastapi_offline", "google", "httptools", "onnx"), "onnx"),
+    **dict.fromkeys(("fastapi", "fastapi_offline", "google", "httptools", "onnx"), "onnx"),
     **dict.fromkeys(("onnxruntime", "prometheus_client", "sqlalchemy", "uvicorn", "uvloop"), "onnx"),
 }
 """Packages, and the extras that bring them; any other is in `serve`."""

@@ -184,7 +184,7 @@ function classes(report, labels) {
     "details",
     { class: "card single" },
     h("summary", {}, all ? "Reliability of every class" : `The ${panels.length} worst calibrated classes`),
-    h("div", { class: "multiples" }, panels.map((panel) => small(panel, labels[panel.class]))),
+    h("div", { class: "multiples" }, panels.map((panel) => small(panel, labels[panel.class] ?? panel.class))),
     key(["before-line", "before"], ["curve", "after"], ["band", "95 % if calibrated"]),
   );
 }

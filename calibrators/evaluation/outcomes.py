@@ -208,7 +208,9 @@ def _rows(probabilities: Any) -> ProbabilityRows:
     if isinstance(probabilities, ProbabilityRows):
         return probabilities
     array = as_array(probabilities, "probabilities")
-    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
+    if array.ndim == 2 and not len(array):
+        raise InvalidDataError("probabilities holds no row")
+    if array.ndim != 2 or array.shape[1] < 2:
         advice = "; one probability p of the second of two classes is np.stack([1 - p, p], axis=1)"
         raise InvalidDataError(
             f"probabilities must have shape (N, K) with K of at least 2, not {array.shape}"

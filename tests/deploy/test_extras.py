@@ -46,6 +46,7 @@ import boxcal
 from boxcal import AsyncBoxcalClient, BoxcalClient
 with BoxcalClient("http://127.0.0.1:9") as client:
     assert callable(client.predict)
+assert boxcal.__version__.count(".") >= 2
 """
 COMMAND = """
 from boxcal.app.cli import main
@@ -234,6 +235,15 @@ def test_the_extras_that_commands_name_bring_the_packages() -> None:
         for each in ("calibrators", "onnx") if extra == "methods" else (extra,):
             brought = {normal(name).removesuffix("-gpu") for name in distributions[package]}
             assert brought & installs(each), package
+
+
+@pytest.mark.parametrize(("command", "extra"), [("fit", "calibrators"), ("inspect", "onnx")])
+def test_the_first_package_that_is_missing_names_the_extra_with_all(
+    command: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["boxcal", command, "a.npz"])
+    said = output.failure_of(ModuleNotFoundError(name="PIL"))
+    assert said == (f"this command needs the package PIL: pip install 'boxcal[{extra}]'", 2)
 
 
 def test_a_table_without_its_extra_says_what_to_install(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_takes_tensors_of_any_floating_dtype() -> None:
         ([[0.5, 0.5]], [2], "row 0 is 2"),
         ([[0.5, 0.5]], [0, 1], "2 labels"),
         ([0.5, 0.5], [0, 1], r"shape \(N, K\)"),
-        (np.zeros((0, 3)), [], r"shape \(N, K\)"),
+        (np.zeros((0, 3)), [], "^probabilities holds no row$"),
     ],
 )
 def test_refuses_what_are_not_probabilities(probabilities: object, labels: object, message: str) -> None:
