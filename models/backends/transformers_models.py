@@ -208,8 +208,8 @@ def _text_inputs(folder: Path, config: dict[str, Any], network: Any) -> tuple[Te
         fixed_length=None,
         tokenizer=tokenizer if tokenizer.is_file() else None,
         sizes={IDS: tokens, TYPES: types},
-        end=end if type(end) is int and end != pad and 0 <= end < tokens else None,
     )
+    inputs.end = end if type(end) is int and end != pad and 0 <= end < tokens else None
     logits = Logits(network, names)
 
     def run(batch: dict[str, NDArray[Any]]) -> torch.Tensor:

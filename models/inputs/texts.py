@@ -41,7 +41,6 @@ class TextInputs:
     `fixed_length`: length to which every batch is padded; None for the longest sample of the batch.
     `tokenizer`: the `tokenizer.json` of the model; None to read tokens only.
     `sizes`: the number of values that an input may have, where it is known.
-    `end`: the token that ends a sample, if the model looks for it.
     """
 
     kind: Kind = "texts"
@@ -56,7 +55,6 @@ class TextInputs:
         fixed_length: int | None,
         tokenizer: Path | None,
         sizes: Mapping[str, int] | None = None,
-        end: int | None = None,
     ) -> None:
         self.names = tuple(dtypes)
         self._ids = IDS if IDS in dtypes else self.names[0]
@@ -66,7 +64,7 @@ class TextInputs:
         self._fixed_length = fixed_length
         self._tokenizer = None if tokenizer is None else open_tokenizer(tokenizer, self.max_length)
         self._sizes = dict(sizes or {})
-        self._end = end
+        self.end: int | None = None  # The token that ends a sample, where the model looks for it
         if self._tokenizer is not None and not self._sizes:
             self._sizes[self._ids] = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         self.members = ("tokens",) if tokenizer is None else ("text", "tokens")
@@ -115,11 +113,11 @@ class TextInputs:
 
     def example_of(self, length: int) -> Tokens:
         """Give a sample in which no token is padding: some models count the positions of the others only."""
-        token = next(token for token in (2, 3, 4) if token not in (self.pad[self._ids], self._end))
+        token = next(token for token in (2, 3, 4) if token not in (self.pad[self._ids], self.end))
         values = {self._ids: token, TYPES: 0}
         tokens = Tokens(np.full(length, values.get(name, 1), np.int64) for name in self.names)
-        if self._end is not None:
-            tokens[self.names.index(self._ids)][-1] = self._end
+        if self.end is not None:
+            tokens[self.names.index(self._ids)][-1] = self.end
         return tokens
 
     def depends_on_padding(self, run: Callable[[dict[str, NDArray[Any]]], Any], error: float) -> bool:
