@@ -6,7 +6,6 @@ The public names are loaded on first use, so `import boxcal` needs neither torch
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ CLIENTS = ("AsyncBoxcalClient", "BoxcalClient")
 def __getattr__(name: str) -> Any:
     """Import the module of a public name when the name is first read."""
     if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - slower to import than all of this
+
         return version("boxcal")
     if name not in __all__:
         raise AttributeError(f"module 'boxcal' has no attribute {name!r}")
