@@ -29,7 +29,7 @@ from boxcal.models.backends.torch_backbone import (
     parameter_count,
     resolve_device,
 )
-from boxcal.models.inputs.saved_configs import image_preprocessing, image_processor, read_json
+from boxcal.models.inputs.saved_configs import image_preprocessing, image_processor, read_if_there, read_json
 from boxcal.models.inputs.texts import IDS, MASK, PAIR, TYPES, TextInputs
 
 
@@ -187,9 +187,7 @@ def load_transformers(folder: Path, *, labels: Path | None, device: str, precisi
 def _text_inputs(folder: Path, config: dict[str, Any], network: Any) -> tuple[TextInputs, Logits]:
     """Say which tokens a network reads, and how it returns logits of them, padded or one by one."""
     tokenizer = folder / "tokenizer.json"
-    described = (
-        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
-    )
+    described = read_if_there(folder / "tokenizer_config.json")
     read: Sequence[str] = described.get("model_input_names") or (
         (IDS, TYPES, MASK) if int(config.get("type_vocab_size") or 0) > 1 else (IDS, MASK)
     )

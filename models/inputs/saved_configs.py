@@ -33,12 +33,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one where there is no file."""
+    return read_json(path) if path.is_file() else {}
+
+
 def image_processor(folder: Path) -> Path | None:
     """Find the configuration of an image processor, which may be part of that of a processor."""
     if (path := folder / "preprocessor_config.json").is_file():
         return path
     path = folder / "processor_config.json"
-    return path if path.is_file() and PART in read_json(path) else None
+    return path if PART in read_if_there(path) else None
 
 
 def image_preprocessing(path: Path) -> ImageClassification:

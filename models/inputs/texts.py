@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from boxcal.models import BackboneError, UnusableInput
 from boxcal.models.inputs.base import Kind, Samples
-from boxcal.models.inputs.saved_configs import read_json
+from boxcal.models.inputs.saved_configs import read_if_there
 
 logger = logging.getLogger("boxcal")
 MASK = "attention_mask"
@@ -223,8 +223,7 @@ def open_tokenizer(path: Path, max_length: int) -> Any:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # its errors have no common class
         raise BackboneError(f"{path} is no readable tokenizer.json: {error}") from error
-    beside = path.with_name("tokenizer_config.json")
-    declared = read_json(beside).get("truncation_side") if beside.is_file() else None
+    declared = read_if_there(path.with_name("tokenizer_config.json")).get("truncation_side")
     side = declared or (tokenizer.truncation or {}).get("direction", "right")
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, direction=side)
