@@ -229,6 +229,16 @@ class Access:
         return loaded.limiter if loaded is not None and known else Limiter(*limits)
 
 
+def check_openness(settings: Settings, *, has_keys: bool) -> None:
+    """Refuse an address that other machines reach while no key exists and nobody said that none is needed."""
+    if not (has_keys or settings.allow_anonymous or is_loopback(settings.address)):
+        raise NoApiKey(
+            f"BOXCAL_HOST is {settings.host}, which other machines reach, and the registry has no valid "
+            "API key. Create one with `boxcal keys create NAME --scope admin`, or set "
+            "BOXCAL_ALLOW_ANONYMOUS=1 to serve everyone."
+        )
+
+
 RECORD_SECONDS = 30.0
 """Time between two records of the last uses of keys."""
 
@@ -244,12 +254,7 @@ async def open_access(settings: Settings, registry: Registry, telemetry: Telemet
         access.is_required = False
         yield access
         return
-    if is_open_to_others and not access.has_keys:
-        raise NoApiKey(
-            f"BOXCAL_HOST is {settings.host}, which other machines reach, and the registry has no valid "
-            "API key. Create one with `boxcal keys create NAME --scope admin`, or set "
-            "BOXCAL_ALLOW_ANONYMOUS=1 to serve everyone."
-        )
+    check_openness(settings, has_keys=access.has_keys)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_record_last_uses, access, registry)
         await stack.enter_async_context(background("keys", lambda: _follow(access, registry), telemetry))

@@ -13,13 +13,14 @@ from typing import Any
 import sqlalchemy
 import typer
 
+from boxcal.app.access.access import check_openness
 from boxcal.app.cli.offline import bounds_of
 from boxcal.app.cli.output import CannotStart, UsageError, escape, screen, write_json
 from boxcal.app.cli.preflight import AlreadyRuns, check_port
 from boxcal.app.cli.settings import read_settings
 from boxcal.app.fitting.backbones import BackboneSource
 from boxcal.app.http.problems import BoxcalError
-from boxcal.app.registry.maintenance import count_tables
+from boxcal.app.registry.maintenance import look
 from boxcal.app.settings import limits
 from boxcal.app.settings.service import Settings
 
@@ -71,12 +72,15 @@ def loaded(name: str, settings: Settings, lower: Any, upper: Any) -> str:
 
 
 def registry(settings: Settings) -> str:
-    """Connect to the database; a SQLite file that does not exist is not created."""
+    """Connect to the database, and look for an API key; a SQLite file that does not exist is not created."""
     url = sqlalchemy.make_url(settings.registry_url)
-    is_sqlite = url.get_backend_name() == "sqlite"
-    if is_sqlite and not Path(url.database or "").exists():
-        return f"{url} does not exist; it will be created"
-    return f"{url} answers and has {count_tables(settings.registry_url)} tables"
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        found, has_keys = "does not exist; it will be created", False
+    else:
+        tables, has_keys = look(settings.registry_url)
+        found = f"answers and has {tables} tables"
+    check_openness(settings, has_keys=has_keys)
+    return f"{url} {found}"
 
 
 def port(settings: Settings) -> str:

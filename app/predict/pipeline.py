@@ -119,7 +119,7 @@ class Pipeline:
     async def predict(self, inputs: Inputs, options: Options) -> CalibratedAnswer:
         arrived = time.perf_counter()
         requested = await self._requested(options)
-        deadline = time.monotonic() + self._timeout_of(options)
+        began, deadline = time.perf_counter(), time.monotonic() + self._timeout_of(options)
         truncated = None
         with self.batcher.reserve_slot(len(inputs), deadline), self.scoring.requested_by(requested.served):
             is_shifted = requested.served.reads == "inputs"
@@ -139,8 +139,8 @@ class Pipeline:
                     self.decoder.check_magnitude(samples, error)
                     raise
         seconds = {
-            "decode": decoded - arrived + finished.decode,
-            "queue": finished.queue,
+            "decode": decoded - began + finished.decode,
+            "queue": began - arrived + finished.queue,
             "backbone": finished.forward,
             "calibrate": finished.finish,
         }
@@ -163,7 +163,7 @@ class Pipeline:
         arrived = time.perf_counter()
         requested = await self._requested(options)
         check_reads_logits(requested.served)
-        quick = is_quick(requested)
+        began, quick = time.perf_counter(), is_quick(requested)
 
         def work() -> tuple[Rows, float]:
             logits = read(not quick)
@@ -174,7 +174,11 @@ class Pipeline:
             rows, decoded = work()
         else:
             rows, decoded = await within(self._timeout_of(options), self._in_pool(work))
-        seconds = {"decode": decoded - arrived, "calibrate": time.perf_counter() - decoded}
+        seconds = {
+            "decode": decoded - began,
+            "queue": began - arrived,
+            "calibrate": time.perf_counter() - decoded,
+        }
         return self._answer(requested, rows, options, arrived, seconds)
 
     async def write(

@@ -152,6 +152,7 @@ class Database:
         self._prepare: list[Callable[[Connection], None]] = []
         self._may_migrate = migrate or self.is_sqlite
         self._is_open = False
+        self._file: tuple[int, int] | None = None
         self._of_thread = threading.local()
         self._threads = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="registry")
         try:
@@ -179,7 +180,16 @@ class Database:
                     work(connection)
         except SQLAlchemyError as error:
             raise self._unusable(error) from error
+        self._file = self._file_now()
         self._is_open = True
+
+    def _file_now(self) -> tuple[int, int] | None:
+        """Identify the file that the path of a SQLite registry leads to."""
+        try:
+            found = Path(str(self.engine.url.database)).stat() if self.is_sqlite else None
+        except OSError:
+            return None
+        return found and (found.st_dev, found.st_ino)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -242,6 +252,11 @@ class Database:
 
     @contextmanager
     def _transaction(self, engine: Engine) -> Iterator[Connection]:
+        if self.is_sqlite and self._is_open and self._file_now() != self._file:
+            # The open file has no name any more: what is written to it would be lost.
+            reason = "its file was removed or replaced while it was in use; restart the service"
+            self.availability.lost(reason)
+            raise RegistryUnavailable(f"The registry does not answer: {reason}.")
         try:
             with engine.begin() as connection:
                 try:

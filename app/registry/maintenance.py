@@ -8,7 +8,15 @@ from datetime import timedelta
 from sqlalchemy import func, inspect, null, select, update
 
 from boxcal.app.registry.database import Database, Leader, check_revision
-from boxcal.app.registry.tables import HEAD, PRUNED_PARTS, activations, backbones, calibrators, utc_now
+from boxcal.app.registry.tables import (
+    HEAD,
+    PRUNED_PARTS,
+    activations,
+    api_keys,
+    backbones,
+    calibrators,
+    utc_now,
+)
 
 
 def prune(
@@ -58,11 +66,16 @@ def prune(
         return sorted(pruned.scalars())
 
 
-def count_tables(url: str) -> int:
-    """Count the tables of the registry at a URL, which this release can read; its waits are bounded."""
+def look(url: str) -> tuple[int, bool]:
+    """Look into the registry at a URL, and change nothing; its waits are bounded.
+
+    Returns how many tables it has, which this release can read, and whether an API key is valid.
+    """
     with closing(Database(url)) as database, database.engine.connect() as connection:
         check_revision(connection, database.engine.url.render_as_string())
-        return len(inspect(connection).get_table_names())
+        tables = inspect(connection).get_table_names()
+        valid = select(api_keys.c.id).where(api_keys.c.revoked_at.is_(None)).limit(1)
+        return len(tables), api_keys.name in tables and connection.execute(valid).first() is not None
 
 
 def migrate(url: str) -> str:

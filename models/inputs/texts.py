@@ -225,6 +225,8 @@ def open_tokenizer(path: Path, max_length: int) -> Any:
         raise BackboneError(f"{path} is no readable tokenizer.json: {error}") from error
     declared = read_if_there(path.with_name("tokenizer_config.json")).get("truncation_side")
     side = declared or (tokenizer.truncation or {}).get("direction", "right")
+    if side not in ("left", "right"):
+        raise BackboneError(f"{path.parent}: truncation_side is {side!r:.100}; it may be 'left' or 'right'.")
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_length, direction=side)
     return tokenizer

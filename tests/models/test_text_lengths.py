@@ -137,6 +137,13 @@ def test_a_text_is_truncated_on_the_side_that_the_tokenizer_names(by: str, tmp_p
     assert sample[0].tolist() == [0, 4, 5, 6, 2]
 
 
+def test_an_unknown_side_of_truncation_is_named(tmp_path: Path) -> None:
+    spec = folder_of(tmp_path, "Bert", BERT, None)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"truncation_side": "both"}))
+    with pytest.raises(BackboneError, match=r"truncation_side is 'both'; it may be 'left' or 'right'"):
+        load_backbone(spec, device="cpu")
+
+
 def test_the_positions_of_an_onnx_file_are_found_by_trial(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

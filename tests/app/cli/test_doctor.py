@@ -38,6 +38,26 @@ def test_doctor_finds_nothing_wrong_and_changes_nothing(boxcal: Boxcal, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_doctor_misses_the_key_that_serve_requires(
+    boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BOXCAL_HOST", "0.0.0.0")  # noqa: S104 - nothing listens
+    missing = (
+        "BOXCAL_HOST is 0.0.0.0, which other machines reach, and the registry has no valid API key. Create "
+        "one with `boxcal keys create NAME --scope admin`, or set BOXCAL_ALLOW_ANONYMOUS=1 to serve everyone."
+    )
+    assert checks(boxcal, 1)["registry"] == (False, missing)
+    assert boxcal("migrate").code == 0
+    assert checks(boxcal, 1)["registry"] == (False, missing)
+    assert boxcal("keys", "create", "ci", "--scope", "admin").code == 0
+    assert checks(boxcal, 0)["registry"][0]
+    (key,) = boxcal("keys", "list", "--json").json
+    assert boxcal("keys", "revoke", key["id"]).code == 0
+    assert checks(boxcal, 1)["registry"] == (False, missing)
+    monkeypatch.setenv("BOXCAL_ALLOW_ANONYMOUS", "1")
+    assert checks(boxcal, 0)["registry"][0]
+
+
 def test_doctor_names_the_model_that_cannot_be_served(
     boxcal: Boxcal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from boxcal.app.http.problems import RegistryFull, RegistryUnusable
+from boxcal.app.http.problems import RegistryFull, RegistryUnavailable, RegistryUnusable
 from boxcal.app.registry import database as registry_database
 from boxcal.app.registry.database import CONNECTIONS, FIRST, NEXT, STEPS, Database
 from boxcal.app.registry.tables import HEAD
@@ -119,6 +119,27 @@ def test_a_full_disk_keeps_a_file_from_shrinking_and_says_so(tmp_path: Path) -> 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         database.close()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_nothing_is_written_to_a_file_that_was_removed_or_replaced(tmp_path: Path, is_replaced: bool) -> None:
+    """The removed file stays open: transactions on it would succeed, and be lost at the next start."""
+    path, kept = tmp_path / "boxcal.db", tmp_path / "kept.db"
+    database = opened(f"sqlite:///{path}")
+    if is_replaced:
+        opened(f"sqlite:///{kept}").close()
+        path.rename(tmp_path / "gone.db")
+        kept.rename(path)
+    else:
+        path.rename(kept)
+    for work in (database.write, database.read, database.read_one):
+        lost = pytest.raises(RegistryUnavailable, match="removed or replaced while it was in use; restart")
+        with lost, work():
+            pytest.fail("entered")
+    (tmp_path / ("gone.db" if is_replaced else "kept.db")).rename(path)
+    with database.write() as connection:
+        assert connection.exec_driver_sql("SELECT version FROM calibrators").all() == [(0,)]
+    database.close()
 
 
 def test_a_password_is_not_shown() -> None:
