@@ -7,6 +7,7 @@ if __name__ != "boxcal.calibrators":  # the folder itself, from the folder of th
     raise ImportError("import boxcal.calibrators: 'calibrators' would be a second copy of it")
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
+        if find_spec("numba") is None:  # some would miss it no sooner than they compute
+            raise ModuleNotFoundError(name="numba")
         value = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if (error.name or "boxcal").startswith("boxcal"):

@@ -48,6 +48,16 @@ with BoxcalClient("http://127.0.0.1:9") as client:
     assert callable(client.predict)
 assert boxcal.__version__.count(".") >= 2
 """
+NAMES = """
+import boxcal
+for name in ("evaluate", "methods", "fit", "Bounds", "BoxCalibrator"):
+    try:
+        getattr(boxcal, name)
+    except ImportError as error:
+        assert str(error) == f"boxcal.{name} needs the package numba: pip install 'boxcal[calibrators]'"
+    else:
+        raise AssertionError(f"{name} is there")
+"""
 COMMAND = """
 from boxcal.app.cli import main
 sys.argv = ["boxcal", *{arguments!r}]
@@ -163,6 +173,7 @@ def run(extra: str, code: str, *, without: Collection[str] = ()) -> subprocess.C
     ("extra", "code"),
     [
         ("", CLIENT),
+        ("", NAMES),
         ("", COMMAND.format(arguments=["--help"])),
         ("", COMMAND.format(arguments=["predict", "--help"])),
         ("calibrators", CALIBRATORS.format(methods=METHODS)),
