@@ -177,18 +177,18 @@ class MonitorFold(StatefulFold):
 
     @classmethod
     def from_bytes(cls, data: bytes, num_classes: int, calibrate: Calibrate, *, refits: bool) -> MonitorFold:
-        """Read what `to_bytes` wrote."""
+        """Read what `to_bytes` wrote; ValueError where it is damaged, or another release's."""
         try:
             # Those that `load` returns are read-only.
             arrays = {name: array.copy() for name, array in load(data).items()}
-        except SafetensorError as error:
+            facts, prior = orjson.loads(arrays.pop("facts").tobytes()), arrays.pop("prior")
+            active = ActiveVersion(**facts.pop("active") | {"class_prior": prior if len(prior) else None})
+            fold = cls(num_classes, calibrate, active, refits=refits)
+            for name, value in facts.items():
+                setattr(fold, name, value)
+            fold.load_state_dict(arrays)
+        except (SafetensorError, ValueError, LookupError, TypeError) as error:
             raise ValueError(f"The state of the monitor cannot be read: {error}") from error
-        facts, prior = orjson.loads(arrays.pop("facts").tobytes()), arrays.pop("prior")
-        active = ActiveVersion(**facts.pop("active") | {"class_prior": prior if len(prior) else None})
-        fold = cls(num_classes, calibrate, active, refits=refits)
-        for name, value in facts.items():
-            setattr(fold, name, value)
-        fold.load_state_dict(arrays)
         return fold
 
     def _parts(self) -> dict[str, StatefulFold]:

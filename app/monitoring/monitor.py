@@ -8,6 +8,7 @@ and replicas that share PostgreSQL never fold an entry twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 from collections import OrderedDict
@@ -31,6 +32,8 @@ from boxcal.app.registry.tables import monitors, utc_now
 
 if TYPE_CHECKING:
     from boxcal.app.observability.telemetry import Telemetry
+
+logger = logging.getLogger("boxcal")
 
 POLL_SECONDS = 2.0
 PAUSE_SECONDS = 0.2
@@ -269,15 +272,14 @@ class Monitor:
                 yield None
                 return
             row = self._row(connection, monitors.c.state)
-            if row is None:
+            fold = None if row is None else self._read(row)
+            if fold is None:
                 active = active_version_of(self.registry, self.activator, activation)
                 fold = MonitorFold(len(self.classes), self._answers, active, refits=self.refits)
-            else:
-                state = bytes(row.state)
-                fold = MonitorFold.from_bytes(state, len(self.classes), self._answers, refits=self.refits)
-                if activation.id > row.activation:
-                    active = active_version_of(self.registry, self.activator, activation)
-                    self.events.add(connection, [fold.activated(active)])
+                fold.seq = 0 if row is None else row.seq
+            elif activation.id > row.activation:
+                active = active_version_of(self.registry, self.activator, activation)
+                self.events.add(connection, [fold.activated(active)])
             yield fold, connection
             document = document_of(fold, self.classes)
             values = {
@@ -293,6 +295,16 @@ class Monitor:
             else:
                 connection.execute(update(monitors).where(self._is_monitor).values(**values))
         self.document = document
+
+    def _read(self, row: Any) -> MonitorFold | None:
+        """Read the state; None where it cannot be, so that the test begins anew with the next label."""
+        try:
+            return MonitorFold.from_bytes(
+                bytes(row.state), len(self.classes), self._answers, refits=self.refits
+            )
+        except ValueError as error:
+            logger.warning("%s. Another release may have written it; the monitor begins anew.", error)
+            return None
 
     def _row(self, connection: Connection, *more: Any) -> Any:
         columns = (monitors.c.seq, monitors.c.revision, monitors.c.activation, monitors.c.document, *more)

@@ -2,11 +2,13 @@
 
 import hashlib
 import hmac
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ import numpy as np
 import orjson
 import pytest
 from httpx_sse import connect_sse
+from safetensors.numpy import load, save
 
 from boxcal.app.client import BoxcalClient
 from boxcal.app.demo import __main__ as demo
@@ -113,6 +116,25 @@ def test_the_secret_path_of_a_webhook_is_not_logged(
             until(lambda: "could not be sent" in caplog.text)
     (line,) = [one.getMessage() for one in caplog.records if "could not be sent" in one.getMessage()]
     assert line.endswith("could not be sent to 127.0.0.1: it answers 404")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_state_that_cannot_be_read_is_begun_anew_with_the_next_label(
+    data_dir: Path, caplog: pytest.LogCaptureFixture, is_damaged: bool
+) -> None:
+    """Each step failed for ever: of a release that has another state, after a return to this one."""
+    with client_of(data_dir) as client:
+        assert folded(client, play(client, *stream(300)))["labels"] == 300
+    with closing(sqlite3.connect(data_dir / "boxcal.sqlite3")) as connection, connection:
+        (state,) = connection.execute("SELECT state FROM monitors").fetchone()
+        arrays = {name: np.append(array, 0) for name, array in load(state).items() if name != "facts"}
+        state = b"nothing" if is_damaged else save({**load(state), **arrays})
+        connection.execute("UPDATE monitors SET state = ?", [state])
+    with client_of(data_dir) as client:
+        again = folded(client, play(client, *stream(100, seed=1)))
+        assert again["labels"] == 100
+        assert client.post("/monitor/acknowledge", json={}).status_code == 200
+    assert caplog.text.count("the monitor begins anew") == 1
 
 
 def test_labels_sent_twice_and_conflicting_ones_change_no_test(data_dir: Path) -> None:
