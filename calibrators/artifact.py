@@ -1,11 +1,12 @@
 """A calibrator as bytes and back: safetensors whose metadata holds a JSON spec; never pickle.
 
 The tensors are the float64 parameters of the logit map and the bound map; the spec names the method, the
-number of classes and, for people, the parameters. Nothing here needs torch.
+number of classes, the SHA-256 of all this and, for people, the parameters. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
@@ -66,12 +67,23 @@ def write(
         document["classes"] = list(classes)
     if sketch is not None:
         document["fitted_to"] = sketch.to_dict()
+    document["sha256"] = _digest(document, tensors)
     return save(tensors, metadata={"spec": json.dumps(document, sort_keys=True)})
+
+
+def _digest(spec: dict[str, Any], tensors: Mapping[str, Array]) -> str:
+    """Compute the SHA-256 of a spec and of its tensors."""
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].shape}".encode())
+        digest.update(np.ascontiguousarray(tensors[name]).data)
+    return digest.hexdigest()
 
 
 def read(data: bytes) -> Content:
     """Rebuild the maps that the bytes hold."""
     spec = _read_spec(data)
+    written = spec.pop("sha256", None)  # 0.3.0 wrote none
     name, num_classes = _method_and_size(spec)
     try:
         tensors = load(data)
@@ -93,6 +105,8 @@ def read(data: bytes) -> Content:
         raise ArtifactError(f"the method {name!r} has no tensor {foreign[0]!r}")
     if invalid_reason := logit_map.invalid_reason() or bound_map.invalid_reason():
         raise ArtifactError(invalid_reason)
+    if written is not None and written != _digest(spec, tensors):
+        raise ArtifactError("the calibrator is damaged: its content does not have the SHA-256 that it names")
     return Content(name, logit_map, bound_map, num_classes, _classes(spec, num_classes), _sketch(spec))
 
 

@@ -74,11 +74,13 @@ def are_numbered(columns: Sequence[Any]) -> bool:
     return written == [str(index) for index in count]
 
 
-def class_order(columns: Sequence[Any], classes: Sequence[Any], advice: str = "") -> list[int] | None:
+def class_order(
+    columns: Sequence[Any], classes: Sequence[Any], advice: str = "", fitted: Sequence[str] = ()
+) -> list[int] | None:
     """Match the named columns of a data frame with the classes.
 
     Returns for each class its column; None where the columns have no names, and are those of the classes as
-    they are. `advice`: what else the refusal says.
+    they are. `advice`: what else the refusal says; `fitted`: the columns of the fit, if they had names.
 
     Raises
     ------
@@ -94,9 +96,10 @@ def class_order(columns: Sequence[Any], classes: Sequence[Any], advice: str = ""
         if sorted(own) == sorted(wanted) and len(set(own)) == len(own):
             position = {name: index for index, name in enumerate(own)}
             return [position[name] for name in wanted]
+    order = f"`fit`: {_listed(fitted)}" if fitted else "the classes"
     raise InvalidDataError(
         f"the columns are {_listed(columns)}, and the classes are {_listed(known)}: name each column by its "
-        f"class{advice}; or give an array, with the columns in the order of the classes"
+        f"class{advice}; or give an array, with the columns in the order of {order}"
     )
 
 

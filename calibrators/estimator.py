@@ -103,7 +103,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
     classes_ : ndarray of shape (K,)
         The class names.
     n_features_in_ : int
-        K.
+        The number of columns in `fit`: K, or 1 where two classes have one.
     calibrator_ : boxcal.Calibrator
         The fitted calibrator, which takes tensors; `result_.on_arrays` needs no torch.
     result_ : boxcal.FitResult
@@ -219,7 +219,10 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         return self
 
     def predict_proba(self, logits: ArrayLike) -> NDArray[np.float64]:
-        """Return calibrated probabilities (N, K) inside the bounds."""
+        """Return calibrated probabilities (N, K) inside the bounds.
+
+        The columns of an array are in the order of those of `fit`; named ones are matched with the classes.
+        """
         return self._calibrated(logits).probabilities
 
     def predict(self, logits: ArrayLike) -> NDArray[Any]:
@@ -237,7 +240,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
         if names and set(getattr(logits, "columns", ())) == set(names):
             logits = logits[names]  # type: ignore[index, call-overload] # a DataFrame, by name
         elif columns := _names_of(logits):
-            order = self._order_of(logits)
+            order = self._order_of(logits, fitted=names)
             is_matched = order is not None or len(columns) == 1
             if names and is_matched and len(columns) == self.n_features_in_:  # by other names than in `fit`
                 return self._calibrated_rows(check_array(np.asarray(logits), dtype=np.float64), order)
@@ -251,7 +254,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             raise InvalidDataError(f"{_in_python(refusal)} This calibrator was fitted to logits.")
         return self.result_.on_arrays.calibrate(self._as_logits(values), self._bounds(self.classes_))
 
-    def _order_of(self, scores: Any, advice: str = "") -> list[int] | None:
+    def _order_of(self, scores: Any, advice: str = "", fitted: Sequence[str] = ()) -> list[int] | None:
         """Match named columns with the classes; None where they have no names.
 
         One column for two classes counts as both of them: that of the class which it names comes second.
@@ -261,7 +264,7 @@ class BoxCalibrator(ClassifierMixin, _ShowsItsFit):  # type: ignore[misc] # scik
             return self._order_of_one(columns[0])
         if len(columns) < 2:
             return None
-        return class_order(columns, self.classes_.tolist(), advice)
+        return class_order(columns, self.classes_.tolist(), advice, fitted)
 
     def _order_of_one(self, column: Any) -> list[int] | None:
         name, *classes = (without_decimals(clean(str(one))) for one in (column, *self.classes_.tolist()))
@@ -564,7 +567,9 @@ def _scored_by(estimator: Any) -> Any:
 
 def _two_dimensional(scores: Any) -> Any:
     """Give one score for each sample, (N,), as one column (N, 1)."""
-    return np.asarray(scores).reshape(-1, 1) if len(getattr(scores, "shape", (0, 0))) == 1 else scores
+    is_list = isinstance(scores, list | tuple) and bool(scores) and not hasattr(scores[0], "__len__")
+    is_one = is_list or len(getattr(scores, "shape", (0, 0))) == 1
+    return np.asarray(scores).reshape(-1, 1) if is_one else scores
 
 
 def _named_by_texts(scores: Any, known: Sequence[str] = ()) -> Any:

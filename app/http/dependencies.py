@@ -102,7 +102,12 @@ def model_of(request: Request) -> Any:
 
 async def current_model(
     request: Request,
-    model: Annotated[str | None, Query(description="Name of the model. Default: the first one.")] = None,
+    model: Annotated[
+        str | None,
+        Query(
+            description="Name of the model. Default: the first one; `GET /calibrators` lists those of all."
+        ),
+    ] = None,
 ) -> Any:
     return model_of(request)
 

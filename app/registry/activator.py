@@ -189,7 +189,10 @@ def read(artifact: bytes, num_classes: int) -> ArrayCalibrator:
     try:
         calibrator = ArrayCalibrator.from_bytes(artifact)
     except ValueError as error:
-        raise DamagedArtifact(f"A recorded calibrator cannot be read: {error}") from error
+        raise DamagedArtifact(
+            f"A recorded calibrator cannot be read: {error}. If a later release fitted it, activate another "
+            "version there."
+        ) from error
     return check(calibrator, num_classes)
 
 

@@ -1,5 +1,6 @@
 """The estimators keep scikit-learn's conventions, and give what `fit` gives."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -493,6 +494,25 @@ def test_tables_give_the_answers_of_arrays(library: str) -> None:
     classifier = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(table, y, weight)
     plain = BoxCalibratedClassifier(LogisticRegression(), "ts").fit(logits, CLASSES[indices], weights)
     np.testing.assert_array_equal(classifier.predict_proba(table), plain.predict_proba(logits))
+
+
+def test_the_columns_of_an_array_are_those_of_the_fit() -> None:
+    logits = 4 * np.random.default_rng(0).normal(size=(90, 3))
+    calibrator = BoxCalibrator("ts").fit(
+        pd.DataFrame(logits, columns=["emu", "cat", "dog"]), np.array(["emu", "cat", "dog"])[logits.argmax(1)]
+    )
+    message = r"or give an array, with the columns in the order of `fit`: \['emu', 'cat', 'dog'\]"
+    with pytest.raises(InvalidDataError, match=message):
+        calibrator.predict_proba(pd.DataFrame(logits, columns=["a", "b", "c"]))
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        assert calibrator.predict([[0.0, 6.0, 0.0]]).tolist() == ["cat"]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_one_column_of_scores_may_be_a_list(kind: Callable[[list[float]], Any]) -> None:
+    scores = np.random.default_rng(0).normal(size=60).tolist()
+    calibrator = BoxCalibrator("ts", scores="logits").fit(kind(scores), [int(one > 0) for one in scores])
+    assert calibrator.predict(kind([-9.0, 9.0])).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,14 @@ CONTRIBUTING = re.compile(r'(python|text) title="calibrators/[\w/]+\.py"')
 ASSIGNMENT = re.compile(r"([A-Z][A-Z_]*)=(\S+)")
 
 
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if path.name != "CHANGELOG.md"], ids=lambda path: path.name
+)
+def test_what_to_install_is_installed_from_a_checkout(document: Path) -> None:
+    """No package index has it, so `pip install boxcal` installs nothing, or what a stranger has written."""
+    assert not re.search(r"pip install '?boxcal", document.read_text())
+
+
 @dataclass(frozen=True)
 class Block:
     document: str

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from logging.config import dictConfig
 from pathlib import Path
@@ -21,7 +21,7 @@ from boxcal.app.fitting.backbones import BackboneSource, BackboneSummary
 from boxcal.app.fitting.server.jobs import FitJobs
 from boxcal.app.fitting.server.worker_process import Workers
 from boxcal.app.fitting.server.workspace import Workspace
-from boxcal.app.http.problems import BoxcalError, RegistryUnavailable
+from boxcal.app.http.problems import BoxcalError, InternalError, RegistryUnavailable
 from boxcal.app.observability.logs import log_config
 from boxcal.app.observability.supervised_task import background
 from boxcal.app.observability.telemetry import Telemetry
@@ -103,8 +103,14 @@ async def open_refits(
             closes_workers=beside is None,
         )
         stack.push_async_callback(jobs.close)
-        with suppress(RegistryUnavailable):
+        try:
             await jobs.sweep()
+        except RegistryUnavailable:
+            pass  # the follower sweeps again
+        except (FileNotFoundError, PermissionError) as error:  # no such bucket, or not with these keys
+            raise InternalError(f"BOXCAL_SHARED_DIR is {shared_dir}: {error}") from error
+        except OSError as error:
+            logger.warning("BOXCAL_SHARED_DIR is %s, which cannot be used now: %s", shared_dir, error)
         following = background(
             "follower", lambda: follow(registry, activator, jobs.follow, jobs.sweep, keep), telemetry
         )

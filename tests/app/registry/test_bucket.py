@@ -120,6 +120,22 @@ def test_a_fit_of_a_killed_replica_is_continued_from_the_bucket(
         assert one.client.get("/health/ready").json()["calibrator"] == 1
 
 
+def test_a_start_names_a_bucket_that_is_missing_and_survives_one_that_is_away(
+    tmp_path: Path, url: str, bucket: Bucket
+) -> None:
+    missing = service(tmp_path / "none", url, bucket)
+    missing.environment["BOXCAL_SHARED_DIR"] = "s3://nobucket/service"
+    with pytest.raises(AssertionError, match="The specified bucket does not exist"), missing:
+        pass
+    assert "BOXCAL_SHARED_DIR is s3://nobucket/service: The specified bucket does not exist" in missing.log()
+    assert "Traceback" not in missing.log()
+    bucket.stop()
+    with service(tmp_path / "one", url, bucket) as one:
+        assert "BOXCAL_SHARED_DIR is s3://boxcal/service, which cannot be used now" in one.log()
+        bucket.start()
+        assert submit(one, 200, wait=200).json()["state"] == "succeeded"
+
+
 def test_an_upload_while_the_bucket_is_away_is_refused_and_later_ones_are_not(
     tmp_path: Path, url: str, bucket: Bucket
 ) -> None:
