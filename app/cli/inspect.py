@@ -46,6 +46,8 @@ def inspect(
     if path.suffix != ".onnx":
         if write:
             raise UsageError(f"{model} needs no declaration; --write is for ONNX files")
+        if path.suffix == ".safetensors" and not path.exists():
+            raise UsageError(f"{path} does not exist")
         (_saved if _is_safetensors(path) else _named)(model, as_json=as_json)
         return
     beside = path.with_suffix(".json")

@@ -159,11 +159,17 @@ class AccuracyEstimate:
     high: float | None
 
 
+UNSEEN = 2.0
+"""So many more wrong and right answers of mean confidence count in the variance, not in the value: where few
+wrong ones were seen, as of a model that is sure of everything, the sample says little about how many come."""
+
+
 class Accuracy(StatefulFold):
     """Folds confidences of all answers, and whether the labelled ones were right.
 
     `mean(c, all) + mean(right - c, labelled)`: prediction-powered inference (Angelopoulos et al. 2023). The
-    variance of the second term is at least mean c (1 - c), which keeps the interval honest for few labels.
+    variance of the second term is at least mean c (1 - c), and `UNSEEN` wrong and right answers more count in
+    it, which keeps the interval honest for few labels.
 
     Parameters
     ----------
@@ -211,7 +217,9 @@ class Accuracy(StatefulFold):
         gap = weighted / weight
         value = mean + gap
         # sum of w^2 (g - gap)^2, at least that of answers whose confidence is right
-        variance = max(second[2] - 2.0 * gap * second[1] + gap**2 * second[0], spread) / weight**2
+        variance = max(second[2] - 2.0 * gap * second[1] + gap**2 * second[0], spread)
+        variance += UNSEEN * second[0] / labels * (mean**2 + (1.0 - mean) ** 2)
+        variance /= weight**2
         variance += max(squares / count - mean**2, 0.0) / count
         radius = QUANTILE * math.sqrt(variance)
         return AccuracyEstimate(_clip(value), "labels", _clip(value - radius), _clip(value + radius))

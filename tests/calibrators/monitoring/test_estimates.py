@@ -130,6 +130,38 @@ def test_the_interval_of_the_accuracy_covers_whatever_changed(power: float) -> N
     assert missed <= 21
 
 
+@pytest.mark.parametrize(
+    ("confidence", "truth", "labels"), [(0.9999, 0.98, 50), (0.995, 0.985, 100), (0.995, 0.985, 200)]
+)
+def test_the_interval_covers_the_accuracy_of_a_model_that_is_too_sure(
+    confidence: float, truth: float, labels: int
+) -> None:
+    """A third of 50 such labels has no error: .64, .79 and .81 were covered. 22 misses are rare, as above."""
+    random = np.random.default_rng(7)
+    missed = 0
+    for _ in range(200):
+        accuracy = Accuracy()
+        accuracy.predicted(np.full(2000, confidence))
+        accuracy.labelled(np.full(labels, confidence), random.random(labels) < truth)
+        result = accuracy.result()
+        assert result is not None
+        assert result.low is not None
+        assert result.high is not None
+        missed += not result.low <= truth <= result.high
+    assert missed <= 21
+
+
+def test_fifty_right_answers_do_not_prove_that_all_are() -> None:
+    accuracy = Accuracy()
+    accuracy.predicted(np.full(1000, 1.0))
+    accuracy.labelled(np.full(50, 1.0), np.full(50, True))
+    result = accuracy.result()
+    assert result is not None
+    # 1 - 1.96 sqrt(2 / 50 / 50)
+    assert (result.value, result.high) == (1.0, 1.0)
+    assert result.low == pytest.approx(0.94456, abs=1e-5)
+
+
 def test_without_labels_the_accuracy_rests_on_the_validation_data() -> None:
     accuracy = Accuracy(validation_gap=-0.05)
     assert accuracy.result() is None
