@@ -21,6 +21,9 @@ RARELY = 2.33
 """The 99 % quantile of N(0, 1)."""
 WEAK_ASSOCIATION = 0.18
 """Association of a weak model, divided by the root of the number of samples."""
+RARE_ASSOCIATION = 0.74
+"""The same of two classes whose logits rank a sample of the rarer one first in 70 %, divided by the root of
+N p (1 - p): of rare events, so few show less than the model above."""
 FEWEST_FOR_HALVES = 10
 """Number of classes from which `looks_random` can tell a weak model from wrong labels."""
 FACTORS = tuple(4.0 ** (step / 6) for step in range(-6, 7))
@@ -85,11 +88,15 @@ def association(logits: NDArray[Any], labels: Labels) -> float:
 def is_associated(logits: NDArray[Any], labels: Labels) -> bool:
     """Whether labels and logits are associated, or too few to show that they are not.
 
-    They are not where the association is below the 1 % level of permuted labels, and below what a weak model
-    shows in 99 % of sets: one of three classes whose accuracy is .4.
+    They are not where the association is below the 1 % level of permuted labels, and below what weak models
+    show in 99 % of sets: one of three classes whose accuracy is .4, or of two whose area under the curve is
+    .7. Of more classes, N p (1 - p) is the half of N (1 - sum p_k^2).
     """
     found, count = association(logits, labels), min(len(labels), MOST_ROWS)
-    return found >= min(RARELY, WEAK_ASSOCIATION * math.sqrt(count) - RARELY)
+    shares = np.bincount(labels) / len(labels)
+    events = count * (1.0 - float(shares @ shares)) / 2
+    weak = min(WEAK_ASSOCIATION * math.sqrt(count), RARE_ASSOCIATION * math.sqrt(events))
+    return found >= min(RARELY, weak - RARELY)
 
 
 def looks_random(logits: NDArray[Any], labels: Labels) -> bool:
