@@ -187,6 +187,8 @@ def failure_of(error: Exception) -> tuple[str, int] | None:
         return f"this command needs the package {error.name}: pip install 'boxcal[{extra}]'", MISUSED
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}", MISUSED
+    if isinstance(error, MemoryError):  # of NumPy, with the array; of Python, without a word
+        return f"this machine has too little memory for it: {error or 'an allocation failed'}", FAILED
     for kind, code in _kinds():
         if isinstance(error, kind):
             is_temporary = getattr(error, "status", None) == http.HTTPStatus.SERVICE_UNAVAILABLE

@@ -36,6 +36,15 @@ def refused(boxcal: Boxcal, code: int, *arguments: object) -> str:
     return line
 
 
+def test_what_does_not_fit_into_memory_is_no_defect(boxcal: Boxcal, tmp_path: Path) -> None:
+    """Structured matrix scaling of 400,000 classes starts with a matrix of 1.2 TiB."""
+    logits = np.zeros((20, 400_000), np.float32)
+    logits[np.arange(20), np.arange(20)] = 5.0
+    np.savez(tmp_path / "v.npz", logits=logits, labels=np.arange(20))
+    line = refused(boxcal, 1, "fit", tmp_path / "v.npz", "--method", "sms", "--output", tmp_path / "m.st")
+    assert "error: this machine has too little memory for it: Unable to allocate 1.16 TiB" in line
+
+
 HERE: list[tuple[tuple[str, ...], str]] = [
     (("fit", "nowhere.npz"), "nowhere.npz"),
     (("fit", "digit.png", "--bogus"), "--bogus"),
