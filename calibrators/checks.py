@@ -350,8 +350,8 @@ def _clipped(rows: RowStatistics, num_classes: int) -> DataWarning | None:
     """Find logits or log probabilities that were cut off at one value from below."""
     least = rows.smallest.min()
     holds = rows.smallest == least
-    share = rows.at_smallest[holds].sum() / (len(holds) * num_classes)
-    if share < CLIPPED_SHARE or rows.largest.max() == least:
+    values = int(rows.at_smallest[holds].sum())  # one is always the smallest
+    if values < max(2, CLIPPED_SHARE * len(holds) * num_classes) or rows.largest.max() == least:
         return None
     clipped = int(holds.sum())
     message = (
@@ -375,11 +375,24 @@ def _near_copies(data: ValidationSet) -> DataWarning | None:
 
 
 def _few_effective(data: ValidationSet) -> DataWarning | None:
-    if data.weights is None or data.effective >= FEWEST_EFFECTIVE:
+    """Find weights of which few decide.
+
+    Counted is sum w sum w^2 / sum w^3, the number of samples where weights are equal: where some are far
+    above the others it is less than the effective number, (sum w)^2 / sum w^2, which says how wide an
+    interval is, and not that its level holds.
+    """
+    weights = data.weights
+    if weights is None:
         return None
+    counted = float(weights.sum() * (weights**2).sum() / (weights**3).sum())
+    if counted >= FEWEST_EFFECTIVE:
+        return None
+    little = f": fewer than {FEWEST_EFFECTIVE} show little"
+    if data.effective >= FEWEST_EFFECTIVE:
+        little = f", and the largest weight is {weights.max() / weights.sum():.0%} of all"
     message = (
-        f"{len(data):,} weighted samples count like {data.effective:.1f} of one weight: fewer than"
-        f" {FEWEST_EFFECTIVE} show little, and the largest weights decide"
+        f"{len(data):,} weighted samples count like {data.effective:.1f} of one weight{little}; the largest"
+        " weights decide"
     )
     return DataWarning("few_effective", "serious", message, len(data))
 

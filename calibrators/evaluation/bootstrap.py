@@ -36,6 +36,8 @@ DRAWS, MANY_SAMPLES, DRAWS_OF_MANY = 1000, 200_000, 400
 are then drawn in so many random groups: the sums of groups vary as those of samples do."""
 LEAST_SPREAD = 0.1
 """Of the sample's: a resample with less has none of the few values that differ, and shows no spread."""
+ALIKE = 1e-12
+"""Difference of the sizes of units, of mean 1, up to which they are equal."""
 NORMAL = NormalDist().inv_cdf((1 + LEVEL) / 2)
 _CELLS_AT_ONCE = 2_000_000  # entries of a block of resampling weights: 16 MB
 _KEPT = 200_000_000  # entries of the resamples that are kept: 200 MB; more are drawn anew each time
@@ -131,20 +133,29 @@ def mean_estimates(
     values = np.where(finite, columns, 0.0)
     count = len(values)
     mean = (values if weights is None else values * weights[:, None]).mean(axis=0)
+    # A resampled mean is a ratio of two sums, of `centred` and of `sizes`, both of mean 1 over the units.
     centred = values - mean
-    if weights is not None:  # to first order, what a resample adds to the ratio of two sums
+    sizes = np.ones(count) if weights is None else weights
+    if weights is not None:
         centred *= weights[:, None]
     if resamples.groups is not None:
-        sums = np.zeros((resamples.units, centred.shape[1]))
-        np.add.at(sums, resamples.groups, centred)
-        centred, count = sums * (len(sums) / count), len(sums)
+        sums = np.zeros((resamples.units, centred.shape[1] + 1))
+        np.add.at(sums, resamples.groups, np.column_stack([centred, sizes]))
+        sums *= len(sums) / count
+        centred, sizes, count = sums[:, :-1], sums[:, -1], len(sums)
     spread = np.sqrt((centred**2).mean(axis=0))
-    both = np.hstack([centred, centred**2])
-    moments = []
-    for times in resamples.of_units():
-        moments.append((times.astype(np.float64) @ both).T / count)
-    shift, second = np.split(np.concatenate(moments, axis=1), 2)
-    resampled = np.sqrt(np.maximum(second - shift**2, 0.0))
+    sides = [centred, centred**2]
+    are_equal = bool(np.ptp(sizes) <= ALIKE)
+    if not are_equal:
+        sides += [centred * sizes[:, None], sizes[:, None], sizes[:, None] ** 2]
+    parts = np.hstack(sides)
+    moments = np.concatenate(
+        [(times.astype(np.float64) @ parts).T / count for times in resamples.of_units()], axis=1
+    )
+    shift, second, *others = np.split(moments, np.cumsum([side.shape[1] for side in sides[:-1]]))
+    cross, total, squares = (shift, np.ones(1), np.ones(1)) if are_equal else others
+    shift = shift / total
+    resampled = np.sqrt(np.maximum(second - 2.0 * shift * cross + shift**2 * squares, 0.0)) / total
     scale = np.where(resampled > LEAST_SPREAD * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
     results = []

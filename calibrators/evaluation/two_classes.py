@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from boxcal.calibrators.evaluation.bootstrap import NORMAL, Estimate, proportion_estimate
+from boxcal.calibrators.evaluation.bootstrap import LEVEL, NORMAL, Estimate, proportion_estimate
 from boxcal.calibrators.evaluation.outcomes import Indices, Outcomes, Vector
 from boxcal.calibrators.label_checks import logistic
 
@@ -92,40 +92,53 @@ def _log_odds(p: Vector) -> Vector:
 
 
 def event_calibration(scored: Outcomes) -> EventCalibration | None:
-    """Judge the probability of the second of two classes; None for more classes."""
+    """Judge the probability of the second of two classes; None for more classes.
+
+    Of G groups the variances are G / (G - 1) times the sandwich, and quantiles are of t with G - 1 degrees of
+    freedom: few groups say little about how groups vary.
+    """
+    from scipy.special import stdtr, stdtrit  # noqa: PLC0415 - a service that only predicts needs no scipy
+
     if scored.probabilities.shape[1] != 2:
         return None
     p = scored.probabilities.at(slice(None))[:, 1]
     y = (scored.labels == 1).astype(np.float64)
     weights = np.ones(len(y)) if scored.weights is None else scored.weights
-    units = np.arange(len(y)) if scored.groups is None else scored.groups
+    units, freedom, unbiased, reach = np.arange(len(y)), math.inf, 1.0, NORMAL
+    if scored.groups is not None:
+        units = np.unique(scored.groups, return_inverse=True)[1]
+        freedom = max(1, int(units.max()))  # groups less one
+        unbiased, reach = (freedom + 1) / freedom, float(stdtrit(freedom, (1 + LEVEL) / 2))
 
     def spread(scores: Vector) -> Any:
         """Sum the outer products of the scores (N, M) of each group."""
         sums = np.stack([np.bincount(units, weights=column) for column in (weights[:, None] * scores).T])
-        return sums @ sums.T
+        return unbiased * (sums @ sums.T)
 
     observed, expected = float(weights @ y), float(weights @ p)
     ratio = UNKNOWN
     if observed > 0 and expected > 0:
         value = observed / expected
         error = math.sqrt(spread((y - value * p)[:, None])[0, 0]) / observed
-        ratio = Estimate(value, value * math.exp(-NORMAL * error), value * math.exp(NORMAL * error))
+        ratio = Estimate(value, value * math.exp(-reach * error), value * math.exp(reach * error))
     odds = _log_odds(p)
     ones = np.ones((len(y), 1))
-    (intercept,) = _logistic(ones, odds, y, weights, spread) or (UNKNOWN,)
-    *_, slope = _logistic(np.column_stack([ones, odds]), 0.0 * odds, y, weights, spread) or (UNKNOWN,)
+    (intercept,) = _logistic(ones, odds, y, weights, spread, reach=reach) or (UNKNOWN,)
+    both = np.column_stack([ones, odds])
+    *_, slope = _logistic(both, 0.0 * odds, y, weights, spread, reach=reach) or (UNKNOWN,)
     excess = (y - p) * (1.0 - 2.0 * p)
     variance = (weights**2 * (1.0 - 2.0 * p) ** 2 * p * (1.0 - p)).sum()
     if scored.groups is not None:
         variance = spread(excess[:, None])[0, 0]
     z = float(weights @ excess) / math.sqrt(variance) if variance > 0 else math.nan
-    p_value = math.erfc(abs(z) / math.sqrt(2.0))
+    p_value = 2.0 * float(stdtr(freedom, -abs(z)))
     curve = event_curve(p, y, weights, scored.groups)
     return EventCalibration(observed, expected, ratio, intercept, slope, z, p_value, curve)
 
 
-def _logistic(inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: Any) -> list[Estimate]:
+def _logistic(
+    inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: Any, *, reach: float
+) -> list[Estimate]:
     """Give the coefficients of a logistic regression with their intervals; [] if there is no optimum."""
     found = logistic(inputs, offset, y, weights)
     if found is None:
@@ -133,6 +146,6 @@ def _logistic(inputs: Any, offset: Vector, y: Vector, weights: Vector, spread: A
     scores = (y - found.probabilities)[:, None] * inputs
     errors = np.sqrt(np.diag(found.covariance @ spread(scores) @ found.covariance))
     return [
-        Estimate(value, value - NORMAL * error, value + NORMAL * error)
+        Estimate(value, value - reach * error, value + reach * error)
         for value, error in zip(found.coefficients.tolist(), errors.tolist(), strict=True)
     ]

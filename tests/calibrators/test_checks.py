@@ -258,6 +258,14 @@ def test_few_events_are_too_few_to_show_that_labels_do_not_belong(
     assert fewest <= np.mean(refused) <= most
 
 
+def test_the_smallest_of_few_scores_is_not_clipped() -> None:
+    logits = np.random.default_rng(1).standard_normal((49, 2))
+    labels = (logits[:, 1] > logits[:, 0]).astype(np.int64)
+    assert "clipped_values" not in codes(warnings_of(logits, labels))
+    clipped = np.maximum(logits, np.quantile(logits, 0.1))
+    assert "clipped_values" in codes(warnings_of(clipped, labels))
+
+
 def test_neither_offsets_nor_equal_numbers_nor_classes_absent_by_chance_are_a_warning() -> None:
     """The logits expect the equal numbers; 200 classes have 3 samples on average."""
     logits, labels = drawn(2000)
@@ -300,6 +308,13 @@ def test_weights_that_leave_few_samples_are_not_for_the_gate() -> None:
         found = {one.code: one for one in check_fit("auto", data)}
         assert set(found) == ({"few_effective"} if large == 15 else set())
     message = "300 weighted samples count like 15.9 of one weight: fewer than 20 show little"
+    weights = np.where(np.arange(300) < 3, 30.0, 1.0)  # 387 x 2,997 / 81,297 is 14.3
+    (few,) = check_fit("auto", check_validation_set(logits, labels, sample_weight=weights))
+    assert (few.severity, few.message) == (
+        "serious",
+        "300 weighted samples count like 50.0 of one weight, and the largest weight is 8% of all; the largest"
+        " weights decide",
+    )
     weights = np.where(np.arange(300) < 15, 1.0, 0.0015)
     (warning,) = check_fit("auto", check_validation_set(logits, labels, sample_weight=weights))
     assert (warning.severity, warning.message.startswith(message)) == ("serious", True)
