@@ -45,10 +45,10 @@ export function boxSoftmax(logits, lower, upper) {
 }
 
 export function softmax(logits) {
-  const top = Math.max(...logits);
+  const top = max(logits);
   const weights = logits.map((g) => Math.exp(g - top));
-  const sum = weights.reduce((a, b) => a + b, 0);
-  return weights.map((w) => w / sum);
+  const whole = sum(weights);
+  return weights.map((w) => w / whole);
 }
 
 /** The effective box: fitted bounds clipped into the request's, and relaxed as little as possible. */
@@ -74,6 +74,8 @@ export function effectiveBox(fitted, request) {
   return { lower, upper, relaxed };
 }
 
+/** Of more numbers than a call takes. */
+export const max = (values) => values.reduce((a, b) => Math.max(a, b));
 export const sum = (values) => values.reduce((a, b) => a + b, 0);
 
 const OTHER = { lower: "upper", upper: "lower" };

@@ -1,7 +1,7 @@
 // Try: softmax, calibrated and bounded probabilities of an image or of logits, with bounds to drag.
 
 import { calibrators, command, get, may, submit } from "./api.js";
-import { boxSoftmax, ChosenBounds, effectiveBox, softmax, sum } from "./box.js";
+import { boxSoftmax, ChosenBounds, effectiveBox, max, softmax, sum } from "./box.js";
 import { actions, button, field, h, LINK, milliseconds, paragraph, percent, problem, QUIET } from "./dom.js";
 import { Input } from "./input.js";
 import { Track } from "./track.js";
@@ -30,7 +30,7 @@ export function show(main) {
   return () => view.stop();
 }
 
-/** The request for an input, an image, another one of the model or logits, with options. */
+/** The request for an input with options. */
 const request = ({ blob, input, logits }, options) =>
   blob
     ? {
@@ -44,7 +44,6 @@ const request = ({ blob, input, logits }, options) =>
         body: JSON.stringify(input ? { inputs: [input], options } : { logits: [logits], options }),
       };
 
-/** Options of the request that confirms an answer. */
 const confirmation = (calibrator, bounds) => ({ probabilities: true, top_k: 1, calibrator, bounds });
 
 class Try {
@@ -242,7 +241,7 @@ class Try {
     if (labels.length <= FEW) return order;
     const own = new Set([...state.chosen.own.lower.keys(), ...state.chosen.own.upper.keys(), ...state.pinned]);
     const likely = new Set(order.slice(0, SHOWN));
-    likely.add(before.indexOf(Math.max(...before)));
+    likely.add(before.indexOf(max(before)));
     return order.filter((i) => likely.has(i) || own.has(i));
   }
 
@@ -252,8 +251,8 @@ class Try {
     const shown = this.visible();
     const { lower, upper } = state.chosen.box(labels.length);
     const bounds = shown.flatMap((i) => [lower[i], upper[i]]).filter((bound) => bound < 1);
-    const largest = Math.max(...bounds, ...shown.flatMap((i) => [before[i], calibrated[i]]));
-    const axis = AXES.findLast((end) => end >= 1.1 * largest) ?? 1;
+    const highest = Math.max(...bounds, ...shown.flatMap((i) => [before[i], calibrated[i]]));
+    const axis = AXES.findLast((end) => end >= 1.1 * highest) ?? 1;
     const column = (kind, text) => h("span", { class: "n" }, h("i", { class: `key ${kind}` }), text);
     const mark = (part) => h("i", {}, `${Number((100 * part * axis).toPrecision(3))}`);
     const head = h(
@@ -347,13 +346,13 @@ class Try {
 
   say(now, feasible, low, high) {
     const { labels, before, calibrated, mapped, calibrator, timing } = this.answer;
-    const most = Math.max(...now);
+    const most = max(now);
     const best = now
       .map((_, i) => i)
       .filter((i) => now[i] >= most - 1e-15)
       .sort((a, b) => mapped[b] - mapped[a])[0];
     const held = this.tracks.get(best)?.held;
-    const changed = best !== before.indexOf(Math.max(...before));
+    const changed = best !== before.indexOf(max(before));
     const words = feasible
       ? [
           held ? `held by its ${held} bound; ` : "",
@@ -465,7 +464,7 @@ class Try {
       if (isOfOthers(answer)) await this.renew();
       if (flight !== this.confirming) return;
       const exact = answer.predictions[0].probabilities;
-      this.result.dataset.difference = Math.max(...exact.map((p, i) => Math.abs(p - this.now[i])));
+      this.result.dataset.difference = max(exact.map((p, i) => Math.abs(p - this.now[i])));
       this.effective.relaxed = answer.bounds_relaxed;
       this.update("confirmed", exact);
     } catch (error) {
@@ -486,8 +485,8 @@ const chosenVersion = () => (state.version === "active" ? "active" : Number(stat
 const isBounded = (chosen, labels) => Object.keys(chosen.option(labels)).length > 0;
 const isFeasible = ({ lower, upper }) => sum(lower) <= 1 + 1e-9 && sum(upper) >= 1 - 1e-9;
 
-/** Whether an answer is of other classes than those shown. */
+/** Whether an answer is of other classes. */
 function isOfOthers({ predictions: [{ label, probabilities: p }] }) {
   const { labels } = state.model;
-  return p.length !== labels.length || p[labels.indexOf(label)] !== Math.max(...p);
+  return p.length !== labels.length || p[labels.indexOf(label)] !== max(p);
 }

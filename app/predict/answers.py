@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -47,8 +46,9 @@ COMPILED_TOP_K = 16
 """The compiled loop ranks up to this many classes; it is quadratic in their number."""
 PIECE_NUMBERS = 16_384
 """A response with more numbers is written prediction by prediction, so that other threads can run between."""
-PIECE_ROWS = 256
-"""Predictions in one piece of a large response; the whole is never one string."""
+PIECE_ROWS, PIECE_BYTES = 256, 2**20
+"""Predictions in one piece of a large response, fewer where they have more bytes; the whole is never one
+string."""
 
 
 @dataclass(slots=True, eq=False)
@@ -135,9 +135,15 @@ class CalibratedAnswer:
             return [_dumps({**head, "predictions": list(rows), "timing_ms": timing})]
         written = map(_dumps, rows)
         pieces = [_dumps(head)[:-1] + b',"predictions":[' + next(written)]
-        while run := list(islice(written, PIECE_ROWS)):
+        run: list[bytes] = []
+        for one in written:
+            run.append(one)
+            if len(run) == PIECE_ROWS or len(run) * len(one) >= PIECE_BYTES:
+                pieces.append(b"," + b",".join(run))
+                run = []
+                release_interpreter()
+        if run:
             pieces.append(b"," + b",".join(run))
-            release_interpreter()
         return [*pieces, b'],"timing_ms":' + _dumps(timing) + b"}"]
 
     def _prediction(self, row: int) -> dict[str, Any]:

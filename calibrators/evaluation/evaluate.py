@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from boxcal.calibrators.evaluation.bootstrap import (
     LEVEL,
@@ -57,6 +58,8 @@ from boxcal.calibrators.evaluation.verdict import LEVELS, Verdict
 from boxcal.calibrators.threads import in_order, one_library_thread, over_blocks
 
 LABEL_DRAWS = 400
+HITS_AT_ONCE = 4_000_000
+"""Hits by cell that are judged at once: 32 MB, three times."""
 LEAST = 1e-300
 """A probability counts as so much where a label may be wrong, so that no single one decides."""
 
@@ -70,7 +73,10 @@ def perfect_metrics(
     rng = np.random.default_rng([seed, 2])
     samples = len(scored)
     nll, brier, right = np.zeros(draws), np.zeros(draws), np.zeros(draws)
-    hits = np.zeros((len(cells.mass), draws))
+    # The smaller of two: hits by cell, or the cells that were hit.
+    are_kept = samples < len(cells.mass)
+    hits = np.zeros((0 if are_kept else len(cells.mass), draws))
+    places: list[NDArray[np.int32]] = []
     counts = np.ones(samples) if scored.weights is None else scored.weights
 
     def work(given: tuple[slice, Matrix]) -> tuple[Vector, Vector, Vector, Indices]:
@@ -94,10 +100,21 @@ def perfect_metrics(
         nll -= logs
         brier += squares
         right += correct
-        loops.count_hits(place, counts[start : start + ROWS_AT_ONCE], hits)
+        if are_kept:
+            places.append(place.astype(np.int32))
+        else:
+            loops.count_hits(place, counts[start : start + ROWS_AT_ONCE], hits)
         tell(min(1.0, (start + ROWS_AT_ONCE) / samples))
-    calibration = np.concatenate([cells.brier_calibration(hits[:, i : i + 32]) for i in range(0, draws, 32)])
-    classwise = np.concatenate([cells.classwise_ece(hits[:, i : i + 32]) for i in range(0, draws, 32)])
+    step = max(1, min(32, HITS_AT_ONCE // len(cells.mass)))
+    errors = []
+    for first in range(0, draws, step):
+        some = hits[:, first : first + step]
+        if are_kept:
+            place = np.concatenate([part[:, first : first + step] for part in places]).astype(np.int64)
+            some = np.zeros((len(cells.mass), place.shape[1]))
+            loops.count_hits(place, counts, some)
+        errors.append((cells.brier_calibration(some), cells.classwise_ece(some)))
+    calibration, classwise = map(np.concatenate, zip(*errors, strict=True))
     return {
         "error_rate": 1 - right / samples,
         "nll": nll / samples,

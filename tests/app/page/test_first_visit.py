@@ -94,3 +94,14 @@ def test_an_own_model_answers_an_example_of_its_kind(visit: tuple[Page, str]) ->
     )
     expect(page.locator(".headline")).to_be_hidden()
     assert not re.search("cells", page.locator("main").inner_text())
+
+
+@pytest.mark.long
+def test_more_classes_than_a_call_takes_arguments_are_answered(browser: Browser, tmp_path: Path) -> None:
+    """Math.max of 150,000 arguments is "Maximum call stack size exceeded"."""
+    with (
+        running(tmp_path / "data", model="logits:150000", device="cpu") as service,
+        checked_page(browser, service.url) as page,
+    ):
+        page.goto(f"{service.url}/ui/")
+        expect(page.locator(".sure")).to_be_visible(timeout=120_000)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
+from boxcal.app.predict.answers import CalibratedAnswer, CalibrationRequest, calibrate
+from boxcal.app.predict.options import Options
+from boxcal.app.registry.activator import ServedCalibrator
+from boxcal.calibrators.array_calibrator import ArrayCalibrator
 from boxcal.models.digits_data import Digits
 from tests.app.fitting.files import npy
 from tests.app.fitting.validation_data import CONTENT_TYPE, multipart
@@ -350,3 +355,17 @@ def test_paths_and_methods_that_do_not_exist(http: httpx.Client) -> None:
     refused = http.get("/predict")
     assert problem(refused, 405) == "/predict does not support the method GET."
     assert refused.headers["allow"] == "POST"
+
+
+def test_a_large_answer_is_written_in_pieces_of_a_few_mebibytes() -> None:
+    """The join of 256 rows of 1.7 MB each kept the event loop from running for a second."""
+    classes, count = 20_000, 12
+    logits = np.zeros((count, classes))
+    served = ServedCalibrator(0, "uncalibrated", ArrayCalibrator.uncalibrated(classes))
+    rows = calibrate(logits, CalibrationRequest(served, None))
+    labels = [f"class {index}" for index in range(classes)]
+    answer = CalibratedAnswer("many", labels, served, rows, Options(top_k=classes), {})
+    pieces = answer.to_json()
+    assert max(map(len, pieces)) < 2 * 2**20
+    document = json.loads(b"".join(pieces))
+    assert [len(one["top"]) for one in document["predictions"]] == [classes] * count
