@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -134,16 +135,12 @@ class CalibratedAnswer:
         if self.rows.probabilities.size <= PIECE_NUMBERS:
             return [_dumps({**head, "predictions": list(rows), "timing_ms": timing})]
         written = map(_dumps, rows)
-        pieces = [_dumps(head)[:-1] + b',"predictions":[' + next(written)]
-        run: list[bytes] = []
-        for one in written:
-            run.append(one)
-            if len(run) == PIECE_ROWS or len(run) * len(one) >= PIECE_BYTES:
-                pieces.append(b"," + b",".join(run))
-                run = []
-                release_interpreter()
-        if run:
+        first = next(written)
+        pieces = [_dumps(head)[:-1] + b',"predictions":[' + first]
+        step = max(1, min(PIECE_ROWS, PIECE_BYTES // len(first)))
+        while run := list(islice(written, step)):
             pieces.append(b"," + b",".join(run))
+            release_interpreter()
         return [*pieces, b'],"timing_ms":' + _dumps(timing) + b"}"]
 
     def _prediction(self, row: int) -> dict[str, Any]:

@@ -145,17 +145,20 @@ def mean_estimates(
         centred, sizes, count = sums[:, :-1], sums[:, -1], len(sums)
     spread = np.sqrt((centred**2).mean(axis=0))
     sides = [centred, centred**2]
-    are_equal = bool(np.ptp(sizes) <= ALIKE)
-    if not are_equal:
+    if np.ptp(sizes) > ALIKE:
         sides += [centred * sizes[:, None], sizes[:, None], sizes[:, None] ** 2]
     parts = np.hstack(sides)
     moments = np.concatenate(
         [(times.astype(np.float64) @ parts).T / count for times in resamples.of_units()], axis=1
     )
     shift, second, *others = np.split(moments, np.cumsum([side.shape[1] for side in sides[:-1]]))
-    cross, total, squares = (shift, np.ones(1), np.ones(1)) if are_equal else others
-    shift = shift / total
-    resampled = np.sqrt(np.maximum(second - 2.0 * shift * cross + shift**2 * squares, 0.0)) / total
+    if others:
+        cross, total, squares = others
+        shift /= total
+        second = (second - 2.0 * shift * cross + shift**2 * squares) / total**2
+    else:
+        second -= shift**2
+    resampled = np.sqrt(np.maximum(second, 0.0))
     scale = np.where(resampled > LEAST_SPREAD * spread[:, None], resampled, spread[:, None])
     studentised = np.divide(shift, scale, out=np.zeros_like(shift), where=scale > 0)
     results = []
