@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import sys
@@ -21,6 +22,22 @@ settings.load_profile("boxcal")
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Name bytes by their argument: a gzip stream holds the time, and workers must agree on names."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_collection() -> None:
+    """Stop garbage collection until everything is imported: imports leave no garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from garbage collection: it would walk over a million objects each time."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Let the interpreter free at its end what libraries would report as a leak."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(tryfirst=True)
