@@ -6,6 +6,7 @@ that the kernel ends when memory runs out, and ends when the service does, even 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -15,7 +16,9 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,6 +61,7 @@ def main(descriptor: int, folder: Path | None = None) -> None:
     if folder is not None:
         _send(replies, Guarded(missing))
     tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    gc.disable()  # until the first task has its libraries: imports leave no garbage
     threading.Thread(target=_listen, args=(line.makefile("rb"), tasks), daemon=True).start()
     while True:
         _send(replies, _result(tasks.get(), _Reporter(replies)))
@@ -82,28 +86,36 @@ def _result(task: Task, progress: _Reporter) -> Reply:
     notices.handlers, notices.propagate = [_Notices(progress)], False
     try:
         with full_disk_as_problem():
-            # Imported here, so that the end of the service is noticed while the libraries load.
-            if isinstance(task, CheckTask):
-                from boxcal.app.fitting.worker.check import check  # noqa: PLC0415
-
-                return check(task)
-            if isinstance(task, TableTask):
-                from boxcal.app.fitting.worker.label_table import read_labels  # noqa: PLC0415
-
-                return read_labels(task)
-            if isinstance(task, RefitTask):
-                from boxcal.app.fitting.worker.refit import refit  # noqa: PLC0415
-
-                return refit(task)
-            if isinstance(task, CompareTask):
-                from boxcal.app.fitting.worker.compare import compare  # noqa: PLC0415
-
-                return compare(task, progress)
-            from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415
-
-            return perform(task, progress)
+            work = _loaded(task, progress)
+            if not gc.isenabled():
+                gc.freeze()  # the libraries stay for as long as the process
+                gc.enable()
+            return work()
     except Exception as error:
         return _refused(task, error)
+
+
+def _loaded(task: Task, progress: _Reporter) -> Callable[[], Reply]:
+    """Import what does a task; not before, so that the end of the service is noticed while libraries load."""
+    if isinstance(task, CheckTask):
+        from boxcal.app.fitting.worker.check import check  # noqa: PLC0415
+
+        return partial(check, task)
+    if isinstance(task, TableTask):
+        from boxcal.app.fitting.worker.label_table import read_labels  # noqa: PLC0415
+
+        return partial(read_labels, task)
+    if isinstance(task, RefitTask):
+        from boxcal.app.fitting.worker.refit import refit  # noqa: PLC0415
+
+        return partial(refit, task)
+    if isinstance(task, CompareTask):
+        from boxcal.app.fitting.worker.compare import compare  # noqa: PLC0415
+
+        return partial(compare, task, progress)
+    from boxcal.app.fitting.worker.fit import perform  # noqa: PLC0415
+
+    return partial(perform, task, progress)
 
 
 def _refused(task: Task, error: Exception) -> Refused:
