@@ -24,9 +24,14 @@ export async function ready(signal) {
   return { models, name: (shown = model ?? first) };
 }
 
+const PAGE = 1000; // versions of an answer, the most
+
 /** Those of the model shown: without a name, the service lists all. */
-export const calibrators = async () =>
-  (await get(shown ? `/calibrators?model=${encodeURIComponent(shown)}` : "/calibrators")).calibrators;
+export async function calibrators(before) {
+  const query = new URLSearchParams({ limit: PAGE, ...(shown && { model: shown }), ...before });
+  const { calibrators: found } = await get(`/calibrators?${query}`);
+  return found.length < PAGE ? found : found.concat(await calibrators({ before_version: found.at(-1).version }));
+}
 
 const KEY = "boxcal-api-key";
 let apiKey = sessionStorage.getItem(KEY);
@@ -63,15 +68,26 @@ export class Problem extends Error {
   }
 }
 
+let isLost = false;
+
+/** Whether a request has had no answer, or one of a service that fails, since this was asked last. */
+export function wasLost() {
+  const was = isLost;
+  isLost = false;
+  return was;
+}
+
 async function send(path, options) {
   let response;
   try {
     response = await fetch(url(path), { ...options, headers: headers(options.headers) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    isLost = true;
     throw await lost("The service is unreachable", "No response: is it running?", [options.body]);
   }
   if (response.ok) return response;
+  isLost ||= response.status >= 500;
   throw await problemOf(response.status, await response.text());
 }
 

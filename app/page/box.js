@@ -144,7 +144,7 @@ export class ChosenBounds {
       else if (Array.isArray(value) && value.length === labels.length)
         value.forEach((x, i) => x !== VACUOUS[side] && chosen.own[side].set(i, x));
       else if (isObject(value))
-        for (const [label, x] of Object.entries(value)) chosen.own[side].set(labels.indexOf(label), x);
+        for (const [label, x] of Object.entries(value)) chosen.own[side].set(labels.indexOf(label.normalize()), x);
       else return null;
     }
     const { lower, upper } = chosen.box(labels.length);

@@ -2,7 +2,7 @@
 
 import { calibrators, get, may, post } from "./api.js";
 import { Compare } from "./compare.js";
-import { actions, ago, button, count, h, paragraph, problem, QUIET } from "./dom.js";
+import { actions, ago, alone, button, count, h, paragraph, problem, QUIET, redraw } from "./dom.js";
 import { reportCards } from "./report.js";
 
 export function show(main, [chosen, against]) {
@@ -19,14 +19,27 @@ class Calibration {
     this.rail = h("nav", { class: "card rail", "aria-label": "Calibrators" });
     this.said = h("div", { class: "said" });
     this.activation = h("div");
-    this.detail = h("section", { class: "detail" }, this.said);
+    this.detail = h("section", { class: "detail", tabindex: -1 }, this.said);
     this.stopper = new AbortController();
+    this.act = alone(this.act.bind(this));
     main.append(this.rail, this.detail);
   }
 
   async start() {
     addEventListener("boxcal:activated", () => this.load(), this.stopper);
-    if (await this.load()) await this.drawDetail();
+    addEventListener("boxcal:returned", () => this.failed && this.renew(), this.stopper);
+    await this.renew();
+  }
+
+  async renew() {
+    if (!(await this.load())) return;
+    this.said.replaceChildren();
+    await this.drawDetail();
+  }
+
+  fail(error) {
+    this.failed = true;
+    this.said.replaceChildren(problem(error));
   }
 
   /** Read and show which versions there are and which is active; returns whether it could. */
@@ -38,8 +51,9 @@ class Calibration {
       this.records = records;
       this.rollbackTo = history.rollback_to;
       this.active = active;
+      this.failed = false;
     } catch (error) {
-      this.said.replaceChildren(problem(error));
+      this.fail(error);
       return false;
     }
     this.chosen ??= this.active || this.records.find((c) => c.version)?.version || 0;
@@ -49,7 +63,8 @@ class Calibration {
   }
 
   drawRail() {
-    this.rail.replaceChildren(
+    redraw(
+      this.rail,
       h("h2", {}, "Calibrators"),
       h(
         "ul",
@@ -60,10 +75,7 @@ class Calibration {
             {},
             h(
               "a",
-              {
-                href: `#/calibration/${c.version}`,
-                "aria-current": c.version === this.chosen ? "true" : null,
-              },
+              { href: `#/calibration/${c.version}`, "aria-current": c.version === this.chosen ? "true" : null },
               h("span", { class: "version" }, `v${c.version}`),
               h("span", { class: "method" }, c.method),
               c.version === this.active ? h("span", { class: "badge" }, "active") : null,
@@ -94,10 +106,12 @@ class Calibration {
     dispatchEvent(new Event("boxcal:changed"));
     await this.load();
     this.said.replaceChildren(outcome);
+    if (document.activeElement === document.body) this.detail.focus();
   }
 
   drawActivation() {
-    this.activation.replaceChildren(
+    redraw(
+      this.activation,
       this.chosen === this.active
         ? h("span", { class: "badge" }, "active")
         : button(
@@ -120,7 +134,9 @@ class Calibration {
       {
         "aria-label": "Compare with",
         onchange: () => {
-          location.hash = `#/calibration/${this.chosen}${chooser.value === "before" ? "" : `/${chooser.value}`}`;
+          this.against = chooser.value === "before" ? undefined : Number(chooser.value);
+          history.replaceState(null, "", ["#/calibration", this.chosen, this.against].filter((part) => part !== undefined).join("/"));
+          this.drawDetail();
         },
       },
       h("option", { value: "before" }, "softmax, on the same data"),
@@ -149,19 +165,22 @@ class Calibration {
       );
       return;
     }
+    const compared = this.against;
     let report, other, model;
     try {
       [report, other, model] = await Promise.all([
         get(`/calibrators/${record.version}/report`),
-        this.against === undefined ? null : get(`/calibrators/${this.against}/report`),
+        compared === undefined ? null : get(`/calibrators/${compared}/report`),
         get("/model"),
       ]);
     } catch (error) {
-      this.said.replaceChildren(problem(error));
+      this.fail(error);
       return;
     }
     const { records, chosen, against } = this;
-    this.detail.replaceChildren(
+    if (against !== compared) return; // another one was chosen meanwhile
+    redraw(
+      this.detail,
       this.said,
       ...reportCards(heading, { record, report, against, other }, model.labels),
       may("fit") ? new Compare({ records, chosen, against }).card : "",

@@ -19,11 +19,12 @@ const TITLES = { nll: "NLL", brier: "Brier score", smooth_ece: "Smooth ECE", err
 const MOST = 8; // versions of a request
 const PRESELECTED = ["pb", "ts", "ts+pb"];
 
-// Kept while the page is open: the reports of several versions are read after one upload.
-const state = { file: null, result: null };
+// Kept while the page is open: the reports of several versions are read after one upload; `view` is what is shown.
+const state = { file: null, result: null, stage: null, view: null };
 
 export class Compare {
   constructor({ records, chosen, against }) {
+    state.view = this;
     const initial = [against ?? 0, chosen];
     [this.file, this.drop] = fileChoice("compared", "drop", "", (file) => this.choose(file));
     const check = (name, value, label, checked) =>
@@ -48,7 +49,7 @@ export class Compare {
     this.preferred = initial[0];
     this.card = h(
       "details",
-      { class: "card single compared", open: Boolean(state.result) },
+      { class: "card single compared", open: Boolean(state.result ?? state.stage) },
       h("summary", {}, "Compare versions and methods on one file"),
       paragraph(
         "muted small",
@@ -67,6 +68,7 @@ export class Compare {
     this.describe();
     this.changed();
     if (state.result) this.show(state.result);
+    else if (state.stage) this.progress(...state.stage);
   }
 
   async loadMethods(check) {
@@ -86,7 +88,8 @@ export class Compare {
   }
 
   choose(file) {
-    state.file = file;
+    Object.assign(state, { file, result: null });
+    if (!state.stage) this.live.replaceChildren();
     this.describe();
     this.changed();
   }
@@ -110,7 +113,7 @@ export class Compare {
     const before = this.reference.value || String(this.preferred);
     this.reference.replaceChildren(...versions.map((v) => h("option", { value: v }, `v${v}`)));
     this.reference.value = versions.includes(before) ? before : (versions.at(-1) ?? "");
-    this.go.disabled = !state.file || versions.length > MOST || !(versions.length + this.checked(this.methods).length);
+    this.go.disabled = state.stage || !state.file || versions.length > MOST || !(versions.length + this.checked(this.methods).length);
   }
 
   async submit() {
@@ -122,20 +125,24 @@ export class Compare {
     ].join("&");
     const form = new FormData();
     form.append("file", state.file);
-    this.go.disabled = true;
-    this.progress("Uploading");
+    const advance = (...stage) => state.view.progress(...(state.stage = stage));
+    state.result = null;
+    advance("Uploading");
     try {
       state.result = await upload(`/compare?${query}`, form, (share) =>
-        this.progress(share < 1 ? "Uploading" : "Comparing", share < 1 ? share : undefined),
+        advance(share < 1 ? "Uploading" : "Comparing", share < 1 ? share : undefined),
       );
-      this.show(state.result);
+      state.result.file = form.get("file").name;
+      state.view.show(state.result);
     } catch (error) {
-      this.fail(error);
+      state.view.fail(error);
     }
-    this.changed();
+    state.stage = null;
+    state.view.changed();
   }
 
   progress(stage, share) {
+    this.go.disabled = true;
     this.live.replaceChildren(
       h("div", { class: "stage" }, stage),
       h("progress", { "aria-label": stage, ...(share !== undefined && { max: 1, value: share }) }),
@@ -154,7 +161,7 @@ export class Compare {
       scroll("Comparison", results(result)),
       paragraph(
         "muted small",
-        `${count(result.fit_samples)} samples. Lower is better; the standard error is in brackets. ▼ lower and ▲ higher than the row that it is compared with; *: the paired 95 % interval does not contain 0; bold: the best of its column.`,
+        `${result.file}: ${count(result.fit_samples)} samples. Lower is better; the standard error is in brackets. ▼ lower and ▲ higher than the row that it is compared with; *: the paired 95 % interval does not contain 0; bold: the best of its column.`,
         left.length ? ` Left out: ${left.map(([name, why]) => `${name} (${why})`).join("; ")}.` : "",
       ),
       ...result.methods.filter((row) => row.method.startsWith("version")).map(differences),

@@ -35,8 +35,24 @@ export const warnings = (found) =>
       )
     : "";
 
-/** A button; `more` has its other attributes. */
-export const button = (text, onclick, more) => h("button", { type: "button", onclick, ...more }, text);
+/** A button; `more` has its other attributes. A double click is one: what it drew may lie under the pointer. */
+export const button = (text, work, more) =>
+  h("button", { type: "button", onclick: (event) => event.detail < 2 && work(event), ...more }, text);
+
+/** Work that does not begin again while it runs. */
+export function alone(work) {
+  let running;
+  return (...given) => (running ??= work(...given).finally(() => (running = null)));
+}
+
+/** Replace the children of a node; the control of the same label, or at the same place, keeps the focus. */
+export function redraw(node, ...children) {
+  const controls = () => [...node.querySelectorAll("a, button, input, select")];
+  const place = controls().indexOf(document.activeElement);
+  const { ariaLabel } = document.activeElement;
+  node.replaceChildren(...children);
+  if (place >= 0) (controls().find((one) => ariaLabel && one.ariaLabel === ariaLabel) ?? controls()[place])?.focus();
+}
 export const QUIET = { class: "quiet" };
 export const LINK = { class: "link" };
 
@@ -92,6 +108,9 @@ export function acceptDrops(target, zone, take) {
   });
 }
 
+/** A bound as a percentage, as it was set. */
+export const exactly = (bound) => `${Number((100 * bound).toPrecision(8))} %`;
+
 /** A probability as a percentage that never rounds up to 100 % nor down to 0 %. */
 export function percent(p, digits = 1) {
   if (p === null || p === undefined) return "–";
@@ -101,7 +120,7 @@ export function percent(p, digits = 1) {
     const places = Math.ceil(-Math.log10(100 * (1 - p)));
     return places > 6 ? "> 99.9999 %" : `${(100 * p).toFixed(Math.max(digits, places))} %`;
   }
-  if (p < 0.0005) return p < 1e-6 ? "< 0.0001 %" : `${Number((100 * p).toPrecision(1))} %`;
+  if (p < 0.01) return p < 1e-6 ? "< 0.0001 %" : `${Number((100 * p).toPrecision(2))} %`;
   const text = (100 * p).toFixed(digits);
   return text % 100 === 0 ? percent(p, digits + 1) : `${text} %`;
 }

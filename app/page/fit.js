@@ -9,6 +9,9 @@ import {
 const UNFINISHED = ["queued", "running"];
 const RECONNECT_MS = 2000;
 
+// Kept while the page is open: what is chosen, how far its upload is, and the view that shows it.
+const state = { file: null, stage: null, view: null };
+
 export function show(main) {
   const page = new Fit(main);
   page.start();
@@ -18,6 +21,7 @@ export function show(main) {
 class Fit {
   constructor(main) {
     this.stopper = new AbortController();
+    state.view = this;
     const kinds = "logits, labels: .npz, .parquet, .arrow, .csv, .json, .jsonl · images: .zip, one folder per class";
     const hint = [h("b", {}, "Drop validation data"), " or ", h("u", {}, "choose a file"), h("small", {}, kinds)];
     [this.file, this.drop] = fileChoice("data", "drop tall", hint, (file) => this.choose(file));
@@ -72,16 +76,26 @@ class Fit {
     );
     acceptDrops(form, this.drop, (file) => this.choose(file));
     main.append(form, card("Fits", this.past));
+    if (state.file) this.choose(state.file);
+    if (state.stage) this.progress(...state.stage);
   }
 
   async start() {
-    await Promise.all([this.list(), this.loadMethods()]);
+    addEventListener("boxcal:returned", () => this.lost && this.load(), this.stopper);
+    await this.load();
+  }
+
+  async load() {
+    if (this.lost) this.live.replaceChildren();
+    this.lost = false;
+    await Promise.all([this.list(), this.methods ?? this.loadMethods()]);
   }
 
   async loadMethods() {
     try {
       this.methods = (await get("/methods")).methods;
     } catch (error) {
+      this.lost = true;
       this.fail(error);
       return;
     }
@@ -95,8 +109,8 @@ class Fit {
   }
 
   choose(file) {
-    this.chosen = file;
-    this.go.disabled = this.uploading;
+    state.file = file;
+    this.go.disabled = Boolean(state.stage);
     this.drop.classList.add("chosen");
     this.drop.firstChild.replaceChildren(
       h("b", {}, file.name),
@@ -112,20 +126,25 @@ class Fit {
     if (this.method.value === "auto" && this.budget.value)
       form.append("budget_seconds", this.budget.value);
     if (this.classMix.value) form.append("class_mix", this.classMix.value);
-    form.append("file", this.chosen);
-    this.go.disabled = this.uploading = this.resumed = true;
-    const signal = this.turn();
-    this.progress("Uploading", 0);
+    form.append("file", state.file);
+    this.go.disabled = true;
+    this.turn();
+    const advance = (...stage) => state.view.progress(...(state.stage = stage));
+    advance("Uploading", 0);
     let fit;
     try {
-      fit = await upload("/fit", form, (share) =>
-        this.progress(share < 1 ? "Uploading" : "Checking", share),
-      );
+      fit = await upload("/fit", form, (share) => advance(share < 1 ? "Uploading" : "Checking", share));
     } catch (error) {
-      this.fail(error);
+      state.view.fail(error);
     }
-    this.uploading = false;
-    this.go.disabled = form.get("file") === this.chosen;
+    state.stage = null;
+    state.view.uploaded(fit, form.get("file") === state.file);
+  }
+
+  /** Show the fit of an upload, if it began one. */
+  async uploaded(fit, isChosen) {
+    const signal = this.turn();
+    this.go.disabled = isChosen;
     if (fit && may("read")) await this.follow(fit.id, signal).catch((error) => this.fail(error));
     else if (fit) this.live.replaceChildren(h("p", { role: "status" }, `Fit ${fit.id} is queued.`));
     if (!signal.aborted) this.go.disabled = false;
@@ -133,6 +152,7 @@ class Fit {
 
   /** Show another fit; returns the signal that ends this. */
   turn() {
+    this.resumed = true;
     this.shown?.abort();
     this.shown = new AbortController();
     return AbortSignal.any([this.shown.signal, this.stopper.signal]);
@@ -204,14 +224,14 @@ class Fit {
     try {
       ({ fits } = await get("/fits?limit=20", this.stopper.signal));
     } catch (error) {
-      if (error.name !== "AbortError") this.fail(error);
+      if (error.name === "AbortError") return;
+      this.lost = true;
+      this.fail(error);
       return;
     }
     const running = fits.find((fit) => UNFINISHED.includes(fit.state));
-    if (running && !this.resumed) {
-      this.resumed = true;
+    if (running && !this.resumed && !state.stage)
       this.follow(running.id, this.turn()).catch((error) => this.fail(error));
-    }
     this.past.replaceChildren(fits.length ? fitTable(fits) : h("p", { class: "muted" }, "None yet."));
   }
 }

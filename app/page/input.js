@@ -67,7 +67,9 @@ export class Input {
   listen(target, signal) {
     acceptDrops(target, this.drop, (file) => this.take(file, file.name));
     const paste = (event) => {
-      const item = [...(event.clipboardData?.items ?? [])].find((i) => i.type.startsWith("image/"));
+      const { items = [], types } = event.clipboardData ?? {};
+      if (event.target.matches("textarea, input") && types?.includes("text/plain")) return; // cells of a table
+      const item = [...items].find((i) => i.type.startsWith("image/"));
       if (item) this.take(item.getAsFile(), "pasted image");
     };
     document.addEventListener("paste", paste, { signal });

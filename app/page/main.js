@@ -1,6 +1,6 @@
 // The frame of the page: the view that the address names, and the active calibrator in the header.
 
-import { follow, get, hasKey, identify, may, ready, useKey, useModel } from "./api.js";
+import { follow, get, hasKey, identify, may, ready, useKey, useModel, wasLost } from "./api.js";
 import { actions, button, field, h, LINK, paragraph, problem, QUIET } from "./dom.js";
 
 const views = {
@@ -17,11 +17,12 @@ const main = document.getElementById("view");
 const status = document.getElementById("status");
 let leave = () => {};
 let turn = 0;
+let here;
 
 /** Show the view that the address names: that it loads, the view itself, or why it could not be loaded. */
 async function route() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
-  if (location.hash === "#view" && turn) return;
+  if (location.hash === "#view" && turn) return history.replaceState(null, "", here); // the link to the content
   const permitted = Object.keys(views).filter((each) => may(NEEDED[each]));
   const view = permitted.includes(name) ? name : permitted[0];
   if (!view) {
@@ -39,6 +40,8 @@ async function route() {
     } else link.removeAttribute("aria-current");
   }
   const own = ++turn;
+  const focused = main.contains(document.activeElement);
+  here = location.hash;
   leave();
   leave = () => {};
   document.title = `${title} · boxcal`;
@@ -50,6 +53,7 @@ async function route() {
     main.className = `view-${view}`;
     main.replaceChildren();
     leave = module.show(main, rest);
+    if (focused) main.focus();
   } catch ({ message }) {
     if (own !== turn) return;
     main.className = "";
@@ -70,8 +74,8 @@ async function refreshStatus() {
     const { models, name } = await ready();
     const version = models[name];
     const names = Object.keys(models);
+    if (wasLost()) dispatchEvent(new Event("boxcal:returned"));
     if (shown === version) return;
-    if (shown === undefined && active !== undefined) dispatchEvent(new Event("boxcal:returned"));
     const { method } = may("read") ? await get(`/calibrators/${version}`) : {};
     if (active !== undefined && active !== version) dispatchEvent(new Event("boxcal:activated"));
     shown = active = version;
@@ -158,8 +162,10 @@ function refuse(problem) {
   status.replaceChildren(...lost(problem.title), button("Sign in", again, LINK));
 }
 
+for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.dataTransfer.types.includes("Files") && event.preventDefault()); // beside a target
 addEventListener("hashchange", route);
 addEventListener("boxcal:changed", refreshStatus);
+addEventListener("online", refreshStatus);
 addEventListener("boxcal:denied", signIn);
 
 const pause = () => new Promise((resolve) => setTimeout(resolve, RECONNECT_MS));

@@ -3,7 +3,7 @@
 import { get, may, post } from "./api.js";
 import { evidence, key } from "./charts.js";
 import {
-  actions, ago, button, card, cell, count, definitions, h, number, paragraph, percent, problem, QUIET, row, scroll,
+  actions, ago, alone, button, card, cell, count, definitions, h, number, paragraph, percent, problem, QUIET, row, scroll,
   signed, table, tiles,
 } from "./dom.js";
 
@@ -29,6 +29,7 @@ export function show(main) {
 class Monitor {
   constructor(main) {
     this.stopper = new AbortController();
+    this.act = alone(this.act.bind(this));
     this.lost = h("div", { class: "wide" });
     this.refused = h("div", { class: "wide" });
     this.state = h("section", { class: "card wide state", "aria-live": "polite" });

@@ -3,7 +3,7 @@
 import { hasKey, save, url } from "./api.js";
 import { intervals, key, reliability, small } from "./charts.js";
 import {
-  button, bytes, count, definitions, h, LINK, number, paragraph, percent, scroll, signed, table, warnings,
+  button, bytes, count, definitions, h, LINK, number, paragraph, percent, problem, scroll, signed, table, warnings,
 } from "./dom.js";
 
 const METRICS = [
@@ -209,7 +209,9 @@ function facts(record, report) {
         onclick: (event) => {
           if (!hasKey()) return;
           event.preventDefault();
-          save(`/calibrators/${record.version}/${name}`, `calibrator-${record.version}${file}`);
+          save(`/calibrators/${record.version}/${name}`, `calibrator-${record.version}${file}`).catch((error) =>
+            event.target.after(problem(error)),
+          );
         },
       },
       label,

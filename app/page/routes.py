@@ -7,6 +7,7 @@ once. No other origin is contacted, and no string is parsed as HTML or script.
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from importlib.resources import files
 from typing import Final
@@ -54,11 +55,14 @@ DOCS: Final = """<!doctype html>
 """
 
 
+COMMENT: Final = re.compile(rb"^ *(//|/\*\*).*$", re.MULTILINE)
+
+
 @cache
 def assets() -> tuple[str, dict[str, bytes]]:
-    """Read the assets once: a digest of all of them, and each by its name."""
+    """Read the assets once: a digest of all of them, and each by its name; comments become empty lines."""
     found = {
-        entry.name: entry.read_bytes()
+        entry.name: COMMENT.sub(b"", entry.read_bytes())
         for entry in sorted(files(__package__).iterdir(), key=lambda entry: entry.name)
         if any(entry.name.endswith(suffix) for suffix in MEDIA_TYPES)
     }

@@ -1,6 +1,6 @@
 // One row of the view Try: three bars and two handles on one axis that begins at 0.
 
-import { h, percent } from "./dom.js";
+import { exactly, h, percent } from "./dom.js";
 
 const STEPS = 100; // of a handle, over the axis
 const REACH = 24; // px between the pointer and a handle that it can drag
@@ -49,7 +49,7 @@ export class Track {
   /** Show the bounds of all classes. */
   drawGeneral({ lower, upper }) {
     this.numbers[0].textContent =
-      lower === 0 && upper === 1 ? "no bounds" : `${percent(lower, 0)} to ${percent(upper, 0)}`;
+      lower === 0 && upper === 1 ? "no bounds" : `${exactly(lower)} to ${exactly(upper)}`;
     this.drawHandles({ lower, upper }, () => true);
   }
 

@@ -2,7 +2,7 @@
 
 import { calibrators, command, get, may, submit } from "./api.js";
 import { boxSoftmax, ChosenBounds, effectiveBox, max, softmax, sum } from "./box.js";
-import { actions, button, field, h, LINK, milliseconds, paragraph, percent, problem, QUIET } from "./dom.js";
+import { actions, button, exactly, field, h, LINK, milliseconds, paragraph, percent, problem, QUIET } from "./dom.js";
 import { Input } from "./input.js";
 import { Track } from "./track.js";
 
@@ -79,7 +79,11 @@ class Try {
     this.headline = h("div", { class: "headline", "aria-live": "polite" });
     this.trouble = h("div", { class: "trouble" });
     this.rows = h("div", { class: "rows" });
-    this.sums = paragraph("sums muted small");
+    this.low = h("span");
+    this.high = h("span");
+    this.bounded = h("span", {}, this.low, " · ", this.high, " · ", button("remove all bounds", () => this.reset(), LINK));
+    this.unbounded = h("span", {}, "Drag the brackets [ ] of a class, or of all classes, to bound the answer.");
+    this.sums = paragraph("sums muted small", this.bounded, this.unbounded);
     this.more = h("div", { class: "more" });
     this.status = h("span", { role: "status" });
     this.origin = h("span");
@@ -97,7 +101,8 @@ class Try {
     this.stopper = new AbortController();
     this.input.listen(input, this.stopper.signal);
     addEventListener("boxcal:activated", () => this.activated(), this.stopper);
-    const renew = () => this.renew().catch((error) => this.explain(error));
+    const retried = () => this.trouble.firstChild && this.again && this.again();
+    const renew = () => this.renew().then(retried, (error) => this.explain(error));
     addEventListener("boxcal:returned", renew, this.stopper);
     this.tracks = new Map();
   }
@@ -285,13 +290,16 @@ class Try {
         placeholder: `Add one of ${hidden} more classes`,
         "aria-label": "Add a class",
         onchange: () => {
-          const found = labels.indexOf(search.value.trim());
-          if (found >= 0) {
-            state.pinned.add(found);
-            this.build();
-            this.update("computed");
-            this.check();
-          }
+          const named = search.value.trim().normalize();
+          const found = [named, named.toLowerCase()].map((name, i) => labels.findIndex((l) => name === (i ? l.toLowerCase() : l)));
+          const index = found.find((i) => i >= 0);
+          search.setCustomValidity(index === undefined && named ? `There is no class ${named}.` : "");
+          if (!search.reportValidity() || index === undefined) return;
+          state.pinned.add(index);
+          this.build();
+          this.update("computed");
+          this.check();
+          this.tracks.get(index)?.upper.focus();
         },
       });
       this.rest = h("span", { class: "muted" });
@@ -367,8 +375,7 @@ class Try {
       paragraph("words", words),
     );
     this.trouble.replaceChildren();
-    const K = labels.length,
-      part = (x) => `${(100 * x).toFixed(x < 0.1 ? 1 : 0)} %`;
+    const K = labels.length;
     if (!feasible) {
       const tooLow = high < 1;
       const relax = () => {
@@ -381,8 +388,8 @@ class Try {
           {
             title: "No distribution satisfies these bounds",
             message: tooLow
-              ? `The upper bounds of the ${K} classes add up to ${part(high)}. They must add up to at least 100 %: ${part(1 - high)} is missing.`
-              : `The lower bounds of the ${K} classes add up to ${part(low)}. They may add up to at most 100 %: ${part(low - 1)} too much.`,
+              ? `The upper bounds of the ${K} classes add up to ${exactly(high)}. They must add up to at least 100 %: ${exactly(1 - high)} is missing.`
+              : `The lower bounds of the ${K} classes add up to ${exactly(low)}. They may add up to at most 100 %: ${exactly(low - 1)} too much.`,
           },
           actions(
             button(tooLow ? "Raise the upper bounds to 100 % in total" : "Lower the lower bounds to 100 % in total", relax),
@@ -392,17 +399,12 @@ class Try {
       );
     }
     const bounded = isBounded(state.chosen, labels);
-    this.sums.replaceChildren(
-      ...(bounded
-        ? [
-            h("span", { class: low > 1 ? "bad" : "" }, `Lower bounds add up to ${part(low)} of at most 100 %`),
-            " · ",
-            h("span", { class: high < 1 ? "bad" : "" }, `upper bounds to ${part(high)} of at least 100 %`),
-            " · ",
-            button("remove all bounds", () => this.reset(), LINK),
-          ]
-        : ["Drag the brackets [ ] of a class, or of all classes, to bound the answer."]),
-    );
+    this.bounded.hidden = !bounded;
+    this.unbounded.hidden = bounded;
+    this.low.textContent = `Lower bounds add up to ${exactly(low)} of at most 100 %`;
+    this.low.className = low > 1 ? "bad" : "";
+    this.high.textContent = `upper bounds to ${exactly(high)} of at least 100 %`;
+    this.high.className = high < 1 ? "bad" : "";
     const stages = Object.entries(timing).map(([stage, ms]) => `${stage} ${ms} ms`);
     this.origin.replaceChildren(
       ` · ${calibrator.version ? `v${calibrator.version} ${calibrator.method}` : "uncalibrated"} · `,
@@ -414,6 +416,7 @@ class Try {
   reset() {
     state.chosen.clear();
     this.moved();
+    this.general.upper.focus({ preventScroll: true });
   }
 
   /** Take the bounds that are written as JSON; the service refuses what the page cannot read. */
@@ -477,6 +480,7 @@ class Try {
   /** Show a problem; `again` is offered where the service may answer later. */
   explain({ title, message, status }, again = () => this.ask()) {
     const retry = status === 0 || status === 429 || status >= 500;
+    this.again = retry && again;
     this.trouble.replaceChildren(problem({ title, message }, retry && actions(button("Ask again", again))));
   }
 }

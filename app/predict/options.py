@@ -271,7 +271,7 @@ def check_bounds(bounds: BoundsOption | None, labels: Labels) -> RequestBounds |
 
 
 def _is(value: Any, number: float) -> bool:
-    return isinstance(value, int | float) and value == number
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == number
 
 
 def _vector(side: str, value: Any, labels: Labels, *, default: float) -> NDArray[np.float64]:

@@ -402,7 +402,14 @@ def test_a_file_that_has_changed_is_to_be_chosen_again(
 
 @pytest.mark.parametrize(
     ("value", "digits", "shown"),
-    [(0.004, 0, "0.4 %"), (0.996, 0, "99.6 %"), (0.9994, 0, "99.9 %"), (0.25, 0, "25 %"), (1, 0, "100 %")],
+    [
+        (0.0014, 1, "0.14 %"),
+        (0.004, 0, "0.4 %"),
+        (0.996, 0, "99.6 %"),
+        (0.9994, 0, "99.9 %"),
+        (0.25, 0, "25 %"),
+        (1, 0, "100 %"),
+    ],
 )
 def test_a_percentage_is_not_rounded_to_none_or_all(
     page: Page, page_url: str, value: float, digits: int, shown: str

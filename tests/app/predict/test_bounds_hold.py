@@ -169,6 +169,7 @@ def test_fitted_bounds_yield_and_say_so() -> None:
         ({"upper": "half"}, "bounds.upper is 'half'; a bound is a number"),
         ({"lower": [0, None, 0]}, "bounds.lower of class 'class 1' is None"),
         ({"lower": True}, "bounds.lower is True; a bound is a number"),
+        ({"upper": True}, "bounds.upper is True; a bound is a number"),
         ({"lower": float("nan")}, "bounds.lower is nan"),
         ({"lower": 10**400}, "a bound is a probability"),
     ],
