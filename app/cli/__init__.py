@@ -6,6 +6,7 @@ Importing this package costs nothing; each command imports what it needs when it
 # ruff: noqa: PLC0415 - see there
 
 import gc
+import io
 import sys
 
 
@@ -17,6 +18,8 @@ def main() -> None:
         hold_hangup()
         set_up_allocator()  # starts the process anew, so before anything that takes long to import
         gc.disable()  # as `prepare` does, for these imports too
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for what its encoding does not have
     try:
         from boxcal.app.cli.commands import main as run
 

@@ -103,7 +103,7 @@ def compare(
         )
     for output, write in ((markdown, comparing.markdown), (csv, comparing.to_csv)):
         if output is not None:
-            output.write_text(write(comparison))
+            output.write_text(write(comparison), encoding="utf-8")
             messages().print(f"saved {escape(str(output))}", soft_wrap=True)
     if as_json:
         pairs = zip(files, sets, strict=True)

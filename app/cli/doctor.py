@@ -78,6 +78,11 @@ def registry(settings: Settings) -> str:
         found, has_keys = "does not exist; it will be created", False
     else:
         tables, has_keys = look(settings.registry_url)
+        file = Path(url.database or "")
+        if url.get_backend_name() == "sqlite" and not (
+            os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)
+        ):
+            raise PermissionError(f"{file} cannot be written")
         found = f"answers and has {tables} tables"
     check_openness(settings, has_keys=has_keys)
     return f"{url} {found}"

@@ -55,7 +55,7 @@ def inspect(
         raise UsageError(f"{beside} exists; it was not replaced")
     found = _inspected(path)
     if write:
-        beside.write_text(json.dumps(found["declaration"], indent=2) + "\n")
+        beside.write_text(json.dumps(found["declaration"], indent=2) + "\n", encoding="utf-8")
         messages().print(f"saved {escape(str(beside))}", soft_wrap=True)
     if as_json:
         write_json({**found, "file": str(beside)})

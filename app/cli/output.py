@@ -74,7 +74,8 @@ def escape(text: str) -> str:
 
 def write_json(document: Any) -> None:
     """Write the one document of a `--json` run."""
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
+    text = json.dumps(document, ensure_ascii=is_ascii, allow_nan=False)
     # JSON lets the control characters above 127 pass, which terminals obey.
     sys.stdout.write("".join(one if one.isprintable() else _escaped(one) for one in text) + "\n")
 

@@ -36,6 +36,9 @@ from boxcal.app.schemas.fits import Fit
 from boxcal.app.schemas.service import Health
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+AUTHORITIES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+"""What httpx reads from the environment."""
 DEFAULT_TIMEOUT = 35.0
 """Five seconds longer than the service's default."""
 
@@ -71,7 +74,17 @@ class ClientBase:
         self._headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(self.headers or {})}
         self._policy = self.retries or RetryPolicy()
         self._model = {} if model is None else {"model": model}
-        self._http = self._open(verify=self.verify) if self.http_client is None else self.http_client
+        self._http = self._opened() if self.http_client is None else self.http_client
+
+    def _opened(self) -> Any:
+        try:
+            return self._open(verify=self.verify)
+        except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
+            may = AUTHORITIES if isinstance(error, OSError) else PROXIES
+            names = [name for name in may if os.environ.get(name) or os.environ.get(name.lower())]
+            if not names:
+                raise
+            raise InvalidUrlError(f"what {' or '.join(names)} names cannot be used: {error}") from error
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         """Keyword arguments of httpx for one call."""

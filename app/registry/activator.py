@@ -92,8 +92,8 @@ class Activator:
             last = registry.activations.active()
             self.active = ActiveCalibrator(self.load(last.version), last.id)
             self._write_copy(self.active.current, last)
-        except RegistryUnavailable:
-            self.active = self._read_copy()
+        except RegistryUnavailable as error:
+            self.active = self._read_copy(str(error))
         self._show()
 
     def load(self, version: int) -> ServedCalibrator:
@@ -173,12 +173,10 @@ class Activator:
         if self._copy is not None:
             self._copy.write(activation.id, served.version, served.method, served.calibrator.to_bytes())
 
-    def _read_copy(self) -> ActiveCalibrator:
+    def _read_copy(self, why: str) -> ActiveCalibrator:
         kept = None if self._copy is None else self._copy.read()
         if kept is None:
-            raise RegistryUnavailable(
-                "The registry does not answer, and the data folder has no calibrator of this model."
-            )
+            raise RegistryUnavailable(f"{why} The data folder has no calibrator of this model.")
         activation, version, method, artifact = kept
         served = ServedCalibrator(version, method, read(artifact, self._num_classes))
         return ActiveCalibrator(self._keep(served), activation)

@@ -142,6 +142,8 @@ class Database:
             parsed = make_url(url)
         except (ArgumentError, ValueError) as error:
             raise RegistryUnusable(f"BOXCAL_DATABASE_URL is not a database URL: {error}") from error
+        if parsed.get_backend_name() == "postgres":
+            raise RegistryUnusable("BOXCAL_DATABASE_URL begins with postgres://: write postgresql://")
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         if self.is_sqlite and parsed.database in {None, "", ":memory:"}:
             raise RegistryUnusable("BOXCAL_DATABASE_URL names no file: write sqlite:////PATH/boxcal.db")

@@ -37,7 +37,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, Any]:
 
 def load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -247,8 +247,17 @@ class Settings(BaseSettings):
     @field_validator("shared_dir")
     @classmethod
     def _is_a_folder_or_bucket(cls, value: str | None) -> str | None:
-        if value is not None and "://" in value and not BUCKET.match(value):
+        if value is not None and ("://" in value or value.startswith("s3:")) and not BUCKET.match(value):
             raise ValueError(f"{value!r} is neither a directory nor s3://BUCKET/PREFIX")
+        return value
+
+    @field_validator("data_dir")
+    @classmethod
+    def _is_text(cls, value: Path) -> Path:
+        try:
+            str(value).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{str(value)!a} holds bytes that are no text in this locale") from error
         return value
 
     @field_validator("cors_origins")
@@ -292,7 +301,8 @@ class Settings(BaseSettings):
     @property
     def registry_url(self) -> str:
         """The SQLAlchemy URL of the registry: `database_url`, or SQLite in `data_dir`."""
-        return self.database_url or f"sqlite:///{(self.data_dir / 'boxcal.sqlite3').absolute()}"
+        file = str((self.data_dir / "boxcal.sqlite3").absolute())
+        return self.database_url or "sqlite:///" + file.replace("%", "%25").replace("?", "%3F")
 
     def entries(self) -> list["ModelEntry"]:
         """List the models; the first one is the default."""

@@ -141,7 +141,7 @@ class ServeConfig(Strict):
 def read_config(path: Path) -> dict[str, Any]:
     """Read a Serve config, or the one in a manifest of the kind RayService, and check it."""
     try:
-        documents = [one for one in yaml.safe_load_all(path.read_text()) if one is not None]
+        documents = [one for one in yaml.safe_load_all(path.read_text("utf-8")) if one is not None]
         manifests = [one for one in documents if isinstance(one, dict) and one.get("kind") == "RayService"]
         config = yaml.safe_load(manifests[0]["spec"]["serveConfigV2"]) if manifests else documents[0]
     except (yaml.YAMLError, LookupError, TypeError) as error:

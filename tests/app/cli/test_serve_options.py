@@ -110,6 +110,7 @@ BAD_WEBHOOKS = ("ftp://host/x", "https://", "http://[::1/x", "http://host:99999/
         (("--shared-dir", "gs://bucket/a"), "'gs://bucket/a' is neither a directory nor s3://BUCKET/PREFIX"),
         (("--host", "unix:"), "--host: 'unix:' names no socket; write unix:PATH"),
         (("--port", "8009", "--grpc-port", "8009"), "error: grpc_port is 8009, which is the port of HTTP"),
+        (("--shared-dir", "s3:/bucket"), "'s3:/bucket' is neither a directory nor s3://BUCKET/PREFIX"),
         (("--shared-dir", "s3://"), "--shared-dir: 's3://' is neither a directory nor s3://BUCKET/PREFIX"),
     ],
 )
