@@ -82,6 +82,7 @@ def _digest(spec: dict[str, Any], tensors: Mapping[str, Array]) -> str:
 
 def read(data: bytes) -> Content:
     """Rebuild the maps that the bytes hold."""
+    data = bytes(data)  # a view of them reads as a list
     spec = _read_spec(data)
     written = spec.pop("sha256", None)  # 0.3.0 wrote none
     name, num_classes = _method_and_size(spec)

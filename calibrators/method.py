@@ -139,7 +139,7 @@ def parse(name: str) -> Method:
     """
     known = catalogue()
     if name not in known:
-        raise UnknownMethodError(no_method(name, ["auto", *known]))
+        raise UnknownMethodError(no_method(str(name), ["auto", *known]))
     return known[name]
 
 

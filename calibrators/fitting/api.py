@@ -92,6 +92,8 @@ def fit(
     MissingDataError
         If the requirements of the method are missing.
     """
+    if not budget_seconds >= 0.0:
+        raise ValueError(f"budget_seconds is {budget_seconds}, not at least 0")
     classes = named_columns(logits)
     data = check_validation_set(
         logits,

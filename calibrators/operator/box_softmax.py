@@ -153,9 +153,13 @@ def _plain_bounds(
     if type(low) not in NUMBERS or type(high) not in NUMBERS:
         rows = []
         for value in (low, high):
-            if not isinstance(value, Tensor):
+            if isinstance(value, float | int):
                 rows.append(torch.full((1, classes), value, dtype=dtype))
-            elif value.dtype is dtype and value.shape in (shape, (1, classes), (classes,)):
+            elif (
+                isinstance(value, Tensor)
+                and value.dtype is dtype
+                and value.shape in (shape, (1, classes), (classes,))
+            ):
                 rows.append(value if value.ndim == 2 else value[None])
             else:
                 return None
@@ -171,6 +175,8 @@ def _rounding(value: float | Tensor | None, dtype: torch.dtype) -> torch.dtype:
 def _as_rows(name: str, value: float | Tensor, logits: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """Bring what broadcasts to the logits to the shape (N or 1, K or 1), the classes last."""
     if not isinstance(value, Tensor):
+        if hasattr(value, "__len__"):
+            raise TypeError(f"{name} is a {type(value).__name__}; it takes a number or a tensor")
         return torch.full((1, 1), value, dtype=dtype, device=logits.device)
     if not value.ndim:
         return value.to(dtype).reshape(1, 1)

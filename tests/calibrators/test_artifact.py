@@ -78,6 +78,7 @@ def test_a_calibrator_keeps_hashes_of_its_rows_and_every_truncation_is_refused()
     data = fitted.to_bytes()
     read = ArrayCalibrator.from_bytes(data).sketch
     assert read == fitted.sketch == Sketch.of(np.asarray(logits))
+    assert ArrayCalibrator.from_bytes(memoryview(data)).sketch == read  # type: ignore[arg-type]
     assert (len(read.hashes), read.count) == (256, 600)
     for length in range(len(data)):
         with pytest.raises(ArtifactError):

@@ -69,6 +69,10 @@ def test_an_unknown_method_is_refused_with_those_that_exist() -> None:
         fit("tss", GOOD, LABELS)
     with pytest.raises(UnknownMethodError, match=r"^no method 'magic'; there are auto, uncalibrated, fc, ta"):
         fit("magic", GOOD, LABELS)
+    with pytest.raises(UnknownMethodError, match=r"^no method 'None'; there are auto, uncalibrated"):
+        fit(None, GOOD, LABELS)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^budget_seconds is nan, not at least 0$"):
+        fit("auto", GOOD, LABELS, budget_seconds=float("nan"))
 
 
 @pytest.mark.parametrize(

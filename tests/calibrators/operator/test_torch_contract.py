@@ -167,6 +167,15 @@ def test_what_is_wrong_is_said(arguments: dict[str, Any], said: str) -> None:
         box_constrained_softmax(randn(4, 5), **arguments)
 
 
+@pytest.mark.parametrize("side", ["lower", "upper"])
+@pytest.mark.parametrize("given", [[0.3] * 5, np.full(5, 0.3)], ids=["list", "ndarray"])
+def test_a_bound_that_is_no_tensor_is_named(side: str, given: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"^{side} is a {type(given).__name__}; it takes a number or a tensor$"
+    ):
+        box_constrained_softmax(randn(4, 5), **{side: given})
+
+
 def test_integers_are_no_logits() -> None:
     with pytest.raises(ValueError, match="floating point"):
         box_constrained_softmax(torch.tensor([1, 2]))
